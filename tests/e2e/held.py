@@ -88,15 +88,15 @@ def running_held(
     flags: Sequence[str] = (),
     model: str = "slow",
     *,
-    module: str = "tests.e2e.held",
+    module: Sequence[str] = ("tests.e2e.held",),
 ) -> Iterator[tuple[ServerProcess, Runs]]:
     """A server as ``process.running`` starts it, and the runs of one of its models.
 
     Args:
-        module: runs in the server's process, with the arguments of this one.
+        module: runs in the server's process, and arguments that come before those of this one.
     """
     runs = Runs(folder / "runs")
-    with running(repository, folder, flags, module=(module, str(runs.path), model)) as process:
+    with running(repository, folder, flags, module=(*module, str(runs.path), model)) as process:
         yield process, runs
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "greatest_model",
     "greedy_model",
     "heavy_model",
+    "negating_model",
     "reload_model",
     "versioned_model",
 ]
@@ -75,6 +76,11 @@ def _model(
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.checker.check_model(model)
     return model.SerializeToString()
+
+
+def negating_model(width: int) -> bytes:
+    """Turns the sign of rows of so many FP32 values."""
+    return _unary("Neg", "FP32", ["n", width])
 
 
 def _unary(operator: str, datatype: str, shape: Shape) -> bytes:

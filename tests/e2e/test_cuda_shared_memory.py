@@ -21,11 +21,12 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import onnxruntime
 import pytest
 
 from tests.e2e.free_threading import assert_ran_without_gil
 from tests.e2e.held import Runs, running_held
-from tests.e2e.models import CONFIG, add_model, greatest_model
+from tests.e2e.models import CONFIG, add_model, greatest_model, negating_model
 from tests.e2e.process import ServerProcess, running
 from tests.e2e.support import bytes_tensor, triton
 from tests.fake_cuda import FakeCuda
@@ -80,7 +81,7 @@ def sharing(
             (models / name).symlink_to(repository / name)
     add_model(models, "greatest", greatest_model(), config=CONFIG.format(8, 8))
     folder = tmp_path_factory.mktemp("server")
-    with running_held(models, folder, (*FLAGS, MODELS), module=gpus[0]) as (process, runs):
+    with running_held(models, folder, (*FLAGS, MODELS), module=gpus[:1]) as (process, runs):
         yield process, runs
         assert process.stop() == 0
         assert "Traceback" not in process.log
@@ -454,4 +455,156 @@ def test_messages_of_a_stream_have_tensors_in_regions(
         assert error is None
         np.testing.assert_array_equal(client.contents(out, np.int32, (2, 16)), np.concatenate((A + B, A - B)))
     client.client.stop_stream()
+    client.close()
+
+
+# --- models on the GPU
+
+
+@pytest.fixture(scope="module")
+def bound(
+    gpus: tuple[str, ModuleType, int], repository: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[ServerProcess, Runs]]:
+    """A server whose models run on the GPU, and that cannot copy: see ``tests.e2e.bound_tensors``."""
+    if gpus[0] == REAL and "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        pytest.skip("this ONNX Runtime has no CUDA: install onnxruntime-gpu in place of onnxruntime")
+    models = tmp_path_factory.mktemp("models")
+    add_model(models, "negated", negating_model(65_536), config=CONFIG.format(8, 8))
+    for name in ("dynamic", "addsub"):
+        (models / name).symlink_to(repository / name)
+    kind = "made_up" if gpus[0] == FAKE else "real"
+    module = ("tests.e2e.bound_tensors", kind)
+    flags = FLAGS[:-1]
+    with running_held(models, tmp_path_factory.mktemp("bound"), flags, "negated", module=module) as (process, runs):
+        yield process, runs
+        assert process.stop() == 0
+        assert "Traceback" not in process.log
+        assert_ran_without_gil(process)
+
+
+@pytest.fixture(params=list(TRANSPORTS))
+def there(
+    gpus: tuple[str, ModuleType, int], bound: tuple[ServerProcess, Runs], request: pytest.FixtureRequest
+) -> Iterator[Client]:
+    client = Client(addresses(bound[0]), request.param, gpus[1], bound[1])
+    yield client
+    client.close()
+
+
+ROWS: Final = np.arange(4 * 65_536, dtype=np.float32).reshape(4, -1)
+ROW: Final = 65_536 * 4
+#: What is said by a server that would have to copy.
+COPIED: Final = "nothing is copied here"
+
+
+def negate(client: Client, rows: int, *output: Any, start: int = 0, region: str = "in") -> Any:
+    tensor = client.input("INPUT", [rows, 65_536], "FP32", region, rows * ROW, start)
+    outputs = [client.output("OUTPUT", *output)] if output else None
+    return client.infer("negated", [tensor], outputs)
+
+
+def test_tensors_are_read_and_written_where_the_gpu_has_them(there: Client) -> None:
+    given = there.made("in", ROWS)
+    out = there.made("out", size=2 * ROWS.nbytes)
+    for turn in range(3):
+        there.cuda.set_shared_memory_region(given, [ROWS + turn])
+        result = negate(there, 4, "out", ROWS.nbytes)
+        response = result.get_response(**({} if there.is_http else {"as_json": True}))
+        assert [sorted(one) for one in response["outputs"]] == [["datatype", "name", "shape"]]
+        assert [int(size) for size in response["outputs"][0]["shape"]] == [4, 65_536]
+        negate(there, 1, "out", ROW, ROWS.nbytes, start=ROW)
+        expected = np.concatenate((-(ROWS + turn), -(ROWS[1:2] + turn)))
+        np.testing.assert_array_equal(there.contents(out, np.float32, (5, 65_536)), expected)
+    np.testing.assert_array_equal(negate(there, 4).as_numpy("OUTPUT"), -(ROWS + 2))  # by way of the host
+    tensor = there.input("INPUT", [4, 65_536], "FP32", "in", ROWS.nbytes)
+    result = there.infer("dynamic", [tensor], [there.module.InferRequestedOutput("OUTPUT")])  # of unknown size
+    np.testing.assert_array_equal(result.as_numpy("OUTPUT"), -(ROWS + 2))
+
+
+def test_what_a_model_on_the_gpu_cannot_use_there_is_copied(there: Client) -> None:
+    there.made("in", ROWS, ROWS, ROWS)
+    there.made("out", size=ROWS.nbytes)
+    place = ("out", ROWS.nbytes)
+    cannot_read = "input 'INPUT' cannot be read from shared memory region 'in', which is of GPU 0: nothing is copied"
+    asks: list[Callable[[], Any]] = [
+        lambda: negate(there, 4, *place, start=4),  # kernels want more alignment
+        lambda: negate(there, 9),  # more than a batch
+        lambda: there.infer("addsub", addsub_inputs(there)),  # small
+    ]
+    for ask in asks:
+        with pytest.raises(there.module.InferenceServerException, match=COPIED) as caught:
+            ask()
+        assert cannot_read in str(caught.value).replace("INPUT0", "INPUT")
+    # An output that shares bytes with an input is written after the run.
+    text = there.refusal(lambda: negate(there, 4, "in", ROWS.nbytes, ROW), INTERNAL)
+    assert text.startswith("output 'OUTPUT' cannot be written to shared memory region 'in', which is of GPU 0: nothing")
+    text = there.refusal(lambda: negate(there, 4, "out", ROWS.nbytes - 4), INTERNAL)
+    assert f"({ROWS.nbytes - 4} bytes) should be at least {ROWS.nbytes} bytes" in text
+    text = there.refusal(lambda: negate(there, 4, "out", ROWS.nbytes, 4), INVALID)
+    assert text == "Invalid offset + byte size for shared memory region: 'out'"
+    tensor = there.input("INPUT", [4, 65_536], "FP32", "in", ROWS.nbytes)
+    text = there.refusal(lambda: there.infer("dynamic", [tensor], [there.output("OUTPUT", *place)]), INTERNAL)
+    assert COPIED in text  # its size is not known before the run
+
+
+def test_rows_of_another_gpu_are_copied(gpus: tuple[str, ModuleType, int], there: Client) -> None:
+    if gpus[2] < 2:
+        pytest.skip("there is one GPU")
+    there.made("in", ROWS, device=1)
+    assert "which is of GPU 1: nothing is copied here" in there.refusal(lambda: negate(there, 4), INVALID)
+    there.client.unregister_cuda_shared_memory("in")
+    there.made("in", ROWS)  # the same kind of request finds them on its own GPU now
+    np.testing.assert_array_equal(negate(there, 4).as_numpy("OUTPUT"), -ROWS)
+
+
+def test_a_region_stays_while_a_run_uses_it(there: Client) -> None:
+    there.made("in", ROWS)
+    out = there.made("out", size=ROWS.nbytes)
+
+    def ask() -> None:
+        with there.module.InferenceServerClient(there.address) as own:
+            tensor = there.input("INPUT", [4, 65_536], "FP32", "in", ROWS.nbytes)
+            own.infer("negated", [tensor], outputs=[there.output("OUTPUT", "out", ROWS.nbytes)])
+
+    asked = threading.Thread(target=ask)
+    begun = there.runs.begun
+    with there.runs.held():
+        asked.start()
+        there.runs.wait_begun(begun + 1)
+        there.client.unregister_cuda_shared_memory()
+        assert sorted(there.status()) == ["in", "out"]
+    asked.join()
+    wait_until(lambda: not there.status())
+    np.testing.assert_array_equal(there.contents(out, np.float32, ROWS.shape), -ROWS)
+
+
+def test_requests_on_the_gpu_count_as_others_do(there: Client) -> None:
+    there.made("in", ROWS)
+    there.made("out", size=ROWS.nbytes)
+
+    def counted() -> tuple[int, int]:
+        statistics = there.client.get_inference_statistics("negated", **({} if there.is_http else {"as_json": True}))
+        one = statistics["model_stats"][0]
+        return int(one["inference_count"]), int(one["execution_count"])
+
+    before = counted()
+    for _ in range(3):
+        negate(there, 4, "out", ROWS.nbytes)
+    assert counted() == (before[0] + 12, before[1] + 3)
+
+
+def test_many_clients_share_a_gpu(gpus: tuple[str, ModuleType, int], bound: tuple[ServerProcess, Runs]) -> None:
+    client = Client(addresses(bound[0]), "grpc", gpus[1], bound[1])
+    outs = [(client.made(f"in{at}", ROWS + at), client.made(f"out{at}", size=ROWS.nbytes))[1] for at in range(4)]
+    answers: queue.Queue[Any] = queue.Queue()
+    for turn in range(40):
+        at = turn % 4
+        tensor = client.input("INPUT", [4, 65_536], "FP32", f"in{at}", ROWS.nbytes)
+        output = client.output("OUTPUT", f"out{at}", ROWS.nbytes)
+        client.client.async_infer("negated", [tensor], lambda result, error: answers.put(error), outputs=[output])
+        if at == 3:
+            assert [answers.get(timeout=60) for _ in range(4)] == [None] * 4
+    for at, out in enumerate(outs):
+        np.testing.assert_array_equal(client.contents(out, np.float32, ROWS.shape), -(ROWS + at))
+    del out, outs
     client.close()

@@ -17,6 +17,7 @@ from toutates.engine.deadlines.supertensor import DeadlineSuperTensor
 from toutates.engine.executor import Executor
 from toutates.engine.executor_threads import ExecutorThreads
 from toutates.engine.lane import LaneState
+from toutates.engine.on_device import DevicePort
 from toutates.engine.open_request import Responses
 from toutates.engine.padded.backend import PaddedBackend
 from toutates.engine.padded.padding import Padding
@@ -46,6 +47,7 @@ class BatchedServable:
         pool_threads: threads that these have of their own.
         memory_kind: see ``VersionStatistics``.
         responses: of a decoupled version.
+        device: number of the GPU on which all backends run, where they take ``DeviceRows``; else None.
     """
 
     def __init__(
@@ -58,12 +60,14 @@ class BatchedServable:
         pool_threads: int = 0,
         memory_kind: str = "CPU",
         responses: Responses | None = None,
+        device: int | None = None,
     ) -> None:
         self.supertensor = supertensor
         self.counters = VersionCounters([], list(counters) or [ExecutorCounters() for _ in backends])
         self._pool_threads = pool_threads
         self._memory_kind = memory_kind
         self._responses = responses
+        self._device = device
         executors = [
             Executor(supertensor, backend if counters else self._wrapped(backend, own), on_batch=own.add)
             for backend, own in zip(backends, self.counters.executors, strict=True)
@@ -112,6 +116,8 @@ class BatchedServable:
                 return RaggedPolicyPort(self.supertensor, padding, consumer)
             return PolicyPort(self.supertensor, consumer)
         if padding is None:
+            if self._device is not None:
+                return DevicePort(self.supertensor, consumer, self._device)
             return Submitter(self.supertensor, consumer)
         kind = PaddedPort if isinstance(padding, Padding) else RaggedPort
         return kind(self.supertensor, padding, consumer)

@@ -13,7 +13,7 @@ A model without a batch dimension uses the same lanes with batches of one row, t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar, Final
@@ -174,6 +174,7 @@ class Lane:
     """The rows of one shape; what both kinds of lane share.
 
     Attributes:
+        key: by which a table of lanes knows it.
         packed: whether batches have buffers, as a PackedLane's do.
         computes: whether a run computes rows, and does not only prepare them.
         batch_rows: rows that one batch of this lane takes at most.
@@ -193,6 +194,7 @@ class Lane:
     def __init__(self, signature: Signature, row_shapes: RowShapes, batch_size: int) -> None:
         self.signature = signature
         self.row_shapes = row_shapes
+        self.key: Hashable = row_shapes
         self.batch_rows = batch_size if signature.batched else 1
         self.row_memory = 0
         self.room = self.batch_rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -59,9 +59,9 @@ class LaneTable:
         self._allocate = allocate
         self._lends = lends
         #: the lanes that are kept, the least recently used one first
-        self._kept: OrderedDict[RowShapes, Lane] = OrderedDict()
+        self._kept: OrderedDict[Hashable, Lane] = OrderedDict()
         #: these, and those that plans still hold: two lanes of one shape would take each other's place for ever
-        self._known: WeakValueDictionary[RowShapes, Lane] = WeakValueDictionary()
+        self._known: WeakValueDictionary[Hashable, Lane] = WeakValueDictionary()
         self.last: Lane | None = None
         self.spare_bytes = 0
 
@@ -75,9 +75,13 @@ class LaneTable:
 
     def find(self, row_shapes: RowShapes) -> Lane:
         """The lane of these row shapes; it is made if there is none."""
-        lane = self._known.get(row_shapes)
+        return self.find_by(row_shapes, lambda: self._make(row_shapes))
+
+    def find_by(self, key: Hashable, make: Callable[[], Lane]) -> Lane:
+        """The lane that has this key; it is made if there is none."""
+        lane = self._known.get(key)
         if lane is None:
-            lane = self._known[row_shapes] = self._make(row_shapes)
+            lane = self._known[key] = make()
         self.note_use(lane)
         return lane
 
@@ -92,8 +96,8 @@ class LaneTable:
     def note_use(self, lane: Lane) -> None:
         """Keep a lane, as the one used last; forget the least recently used one if there are too many."""
         self.last = lane
-        self._kept[lane.row_shapes] = lane
-        self._kept.move_to_end(lane.row_shapes)
+        self._kept[lane.key] = lane
+        self._kept.move_to_end(lane.key)
         if len(self._kept) > MAX_LANES:
             _, forgotten = self._kept.popitem(last=False)
             self._drop_spare(forgotten)

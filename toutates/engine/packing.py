@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -19,6 +20,7 @@ __all__ = ["LARGE_OUTPUT_BYTES", "OutputArray", "OutputPacker"]
 #: One output of a run.
 OutputArray = npt.NDArray[Any] | EncodedStrings
 
+NOWHERE: Final[Mapping[int, tuple[int, ...]]] = MappingProxyType({})
 #: Outputs above it are sent from the memory that the backend gave them, instead of being copied once more.
 LARGE_OUTPUT_BYTES: Final = 65_536
 
@@ -37,13 +39,21 @@ class OutputPacker:
         #: by output, the type and row shape that were last found to fit the signature
         self._sound_forms: list[object] = [None] * len(signature.outputs)
 
-    def pack(self, arrays: Sequence[OutputArray], rows: int, known: Outputs | None = None) -> Outputs:
+    def pack(
+        self,
+        arrays: Sequence[OutputArray | None],
+        rows: int,
+        known: Outputs | None = None,
+        elsewhere: Mapping[int, tuple[int, ...]] = NOWHERE,
+    ) -> Outputs:
         """Check and convert the outputs of a run.
 
         Args:
             arrays: what a run returned, in the signature's order: arrays of the outputs' datatypes, BYTES encoded.
             rows: rows of the run, the size every output's first dimension must have where the model is batched.
             known: the form of the outputs, where the lane has it (``PackedLane.known_outputs``).
+            elsewhere: row shapes of outputs that are where their caller wants them already, by index; None stands for
+                them in ``arrays``, and they have no bytes to be sent.
 
         Raises:
             ExecutionFailed: an output has another type than the signature, not one row per row of the run, or a size
@@ -55,6 +65,11 @@ class OutputPacker:
         row_bytes: list[int] = []
         row_shapes: list[tuple[int, ...]] = []
         for index, (array, tensor) in enumerate(zip(arrays, self._signature.outputs, strict=True)):
+            if array is None:
+                row_shapes.append(elsewhere[index])
+                row_bytes.append(0)
+                data.append(b"")
+                continue
             form = array.dtype, (array.shape if batch is None else array.shape[1:])
             if batch is not None and array.shape[:1] != (batch,):
                 raise _wrong_output(array, tensor, batch, self._model)

@@ -80,8 +80,11 @@ class Plan:
         self.request = request
         self.port = port
         self.rows = request.rows
-        self.way = port.way(tuple(zip(request.inputs, request.shapes, strict=True)), request.outputs)
+        row_shapes = tuple(zip(request.inputs, request.shapes, strict=True))
+        self.way = port.way(row_shapes, request.outputs)
         self.shared = shared
+        if shared is not None:
+            shared.find_device(port, row_shapes, request.rows)
         self.sizes = tuple(
             size for size, source in zip(request.sizes, request.sources, strict=True) if not isinstance(source, Place)
         )

@@ -18,7 +18,7 @@ from enum import Enum
 from typing import Any, Final, Protocol
 
 from toutates.engine.result import BatchResult
-from toutates.system.cuda import HANDLE_BYTES, Cuda, CudaError
+from toutates.system.cuda import HANDLE_BYTES, Cuda, CudaError, DeviceMemory
 from toutates.system.errors import (
     AlreadyExists,
     ExecutionFailed,
@@ -385,6 +385,12 @@ class Regions:
                             context[1].shared.release()
 
         return finish_and_release
+
+    def address(self, place: Place, device: int) -> int | None:
+        """Where a GPU has a place whose region is in use; None where the place is not in its memory."""
+        region = self._regions[place.region]
+        memory = region.memory
+        return memory.address + place.offset if isinstance(memory, DeviceMemory) and memory.device == device else None
 
     def read(self, place: Place, view: memoryview, tensor: str) -> None:
         """Fill a view with the bytes of a place whose region is in use.

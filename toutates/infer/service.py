@@ -11,6 +11,7 @@ from functools import partial
 from typing import Final, NoReturn
 
 from toutates.engine.counters import WorkerCounters
+from toutates.engine.on_device import DeviceLane, DevicePort, DeviceRows
 from toutates.engine.result import BatchResult, Parameters
 from toutates.engine.servable import Buffer, Consumer, Port, RequestAbout, SequenceOf, Way
 from toutates.infer.answers import Answers, RequestContext, SequenceContext, is_wanted
@@ -101,7 +102,9 @@ class InferService:
         self._shared_ports: dict[ServedVersion, Port] = {}
         self._shared_finish: dict[ServedVersion, Callable[[BatchResult], None]] = {}
         self._shared_outputs = SharedOutputs(worker)
-        self._shared_path = SharedPath(worker, self._add_shared, self._count_refusal, self._shared_outputs)
+        self._shared_path = SharedPath(
+            worker, self._add_shared, self._add_on_device, self._count_refusal, self._shared_outputs
+        )
 
     @property
     def handler(self) -> Handler:
@@ -424,6 +427,17 @@ class InferService:
             self._pack_said(call, plan, plan.writer, id_field, inputs.buffer, inputs.spans, said)
         else:
             self._add_arrays(call, plan, id_field, inputs.contents(), identifier, said)
+
+    def _add_on_device(self, call: Call, plan: Plan, id_field: bytes, way: DeviceLane, rows: DeviceRows) -> None:
+        """Have rows run where a GPU has them."""
+        if call.context is not None:
+            call.context.found(plan, id_field)
+        port = plan.port
+        assert isinstance(port, DevicePort)
+        try:
+            port.add_on_device(way, (call, plan, id_field, self.worker.now_ns), rows)
+        except RequestError as error:
+            raise self._refused_by_port(error, plan.version, id_field) from None
 
     # --- refusals ----------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """The way of a request with tensors in shared memory, from its plan to rows in a batch.
 
 Inputs of up to ASIDE_BYTES are read at once. Larger ones are read in the thread beside the worker, whose other clients
-go on meanwhile: a request of some hundred bytes may name gigabytes.
+go on meanwhile: a request of some hundred bytes may name gigabytes. Those that a GPU has, of a model that runs on it,
+are not read at all.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+from toutates.engine.on_device import DeviceLane, DeviceRows
 from toutates.engine.result import BatchResult, Timing
 from toutates.engine.servable import Buffer
 from toutates.infer.call import Call
@@ -36,6 +38,8 @@ MOST_ASIDE_BYTES: Final = 268_435_456
 
 #: Puts inputs that are read into a batch.
 Add = Callable[[Call, Plan, bytes, SharedInputs, str, Said | None], None]
+#: The same for inputs that a GPU has.
+AddOnDevice = Callable[[Call, Plan, bytes, DeviceLane, DeviceRows], None]
 
 
 class SharedPath:
@@ -44,6 +48,7 @@ class SharedPath:
     Args:
         worker: reads large inputs beside itself.
         add: puts a request's rows into a batch; raises RequestError where they are refused.
+        add_on_device: the same where a GPU has the inputs.
         count_refusal: counts a request that is refused before.
         outputs: what waits to be written.
     """
@@ -52,11 +57,13 @@ class SharedPath:
         self,
         worker: Worker,
         add: Add,
+        add_on_device: AddOnDevice,
         count_refusal: Callable[[RequestError, ServedVersion | None], None],
         outputs: SharedOutputs,
     ) -> None:
         self._worker = worker
         self._add = add
+        self._add_on_device = add_on_device
         self._count_refusal = count_refusal
         self._outputs = outputs
         self._bytes_aside = 0
@@ -87,6 +94,9 @@ class SharedPath:
         Raises:
             RequestError: it is refused, and uses nothing.
         """
+        way = shared.device_way
+        if way is not None and said is None and self._submit_on_device(call, plan, shared, id_field, way):
+            return
         inputs: SharedInputs | None = None
         try:
             self._outputs.check_room(shared.room)
@@ -114,6 +124,31 @@ class SharedPath:
             raise
         finally:
             inputs.done()
+
+    def _submit_on_device(
+        self, call: Call, plan: Plan, shared: SharedTensors, id_field: bytes, way: DeviceLane
+    ) -> bool:
+        """Have a request run where a GPU has its inputs; False if the GPU does not have them.
+
+        Raises:
+            RequestError: it is refused, and uses nothing.
+        """
+        try:
+            self._outputs.check_room(shared.room)
+            shared.acquire()
+        except RequestError as error:
+            self._count_refusal(error, plan.version)
+            raise
+        try:
+            rows = shared.on_device()
+            if rows is not None:
+                self._add_on_device(call, plan, id_field, way, rows)
+                return True
+        except BaseException:
+            shared.release()
+            raise
+        shared.release()
+        return False
 
     def _check_room(self, shared: SharedTensors) -> None:
         if self._bytes_aside and self._bytes_aside + shared.byte_size > MOST_ASIDE_BYTES:

@@ -9,8 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from toutates.engine.lane import RowShapes
+from toutates.engine.lane_table import is_packed
+from toutates.engine.on_device import ALIGNMENT as ALIGNED
+from toutates.engine.on_device import LEAST_BYTES, DeviceLane, DevicePort, DeviceRows
 from toutates.engine.result import BatchResult
-from toutates.engine.servable import Buffer
+from toutates.engine.servable import Buffer, Port
 from toutates.infer.regions import Place, Regions
 from toutates.infer.validation import ValidatedRequest
 from toutates.models.table import ServedVersion
@@ -41,9 +45,24 @@ class SharedTensors:
         room: the most bytes that the outputs in shared memory may have.
         is_written: whether the outputs of the request that is being answered are in their places already.
         finish: takes the outcome of requests that got into no batch; of the plan's port. Set by whoever opens that.
+        device_way: the way for requests whose inputs a GPU has; None where the version does not take them so.
     """
 
-    __slots__ = ("_names", "_regions", "byte_size", "finish", "inputs", "is_written", "outputs", "places", "room")
+    __slots__ = (
+        "_classes",
+        "_device",
+        "_indices",
+        "_names",
+        "_regions",
+        "byte_size",
+        "device_way",
+        "finish",
+        "inputs",
+        "is_written",
+        "outputs",
+        "places",
+        "room",
+    )
 
     def __init__(self, regions: Regions, version: ServedVersion, request: ValidatedRequest) -> None:
         self._regions = regions
@@ -57,8 +76,48 @@ class SharedTensors:
         self.byte_size = sum(given[0].byte_size for given in self.inputs if given is not None)
         self.room = sum(place.byte_size for place in self.outputs.values())
         self.is_written = False
+        self._indices = request.inputs
+        self._classes = request.classes
+        self._device = 0
+        self.device_way: DeviceLane | None = None
         self.finish: Callable[[BatchResult], None]
         self.places = (*(given[0] for given in self.inputs if given is not None), *self.outputs.values())
+
+    def find_device(self, port: Port, row_shapes: RowShapes, rows: int) -> None:
+        """Find the way for inputs that a GPU has.
+
+        Args:
+            port: of the plan.
+            row_shapes, rows: of its requests.
+        """
+        is_large = self.byte_size >= LEAST_BYTES and None not in self.inputs
+        if is_large and isinstance(port, DevicePort) and is_packed(port.signature, row_shapes):
+            self._device = port.device
+            self.device_way = port.device_way(row_shapes, rows)
+
+    def on_device(self) -> DeviceRows | None:
+        """Where a GPU has all inputs, and may write outputs, of a request whose regions are in use; None if it has not.
+
+        Outputs that share bytes with inputs or with others are written when all have been made, as those elsewhere are.
+        """
+        inputs: dict[int, int] = {}
+        spans: list[tuple[int, int]] = []
+        for index, given in zip(self._indices, self.inputs, strict=True):
+            address = None if given is None else self._regions.address(given[0], self._device)
+            if given is None or address is None or address % ALIGNED:
+                return None
+            inputs[index] = address
+            spans.append((address, address + given[0].byte_size))
+        outputs: dict[int, tuple[int, int]] = {}
+        for index, place in self.outputs.items():
+            start = self._regions.address(place, self._device)
+            if start is None or start % ALIGNED or index in self._classes:
+                continue
+            end = start + place.byte_size
+            if all(end <= first or last <= start for first, last in spans):
+                outputs[index] = start, place.byte_size
+                spans.append((start, end))
+        return DeviceRows(inputs, outputs)
 
     def acquire(self) -> None:
         """See ``Regions.acquire``."""

@@ -18,7 +18,9 @@ import pytest
 from tests.engine.support import DOUBLE, DOUBLE_LENGTHS, Rig, gather, wait_until
 from tests.threads import threads_by_id
 from toutates.backends.onnx import session as session_module
-from toutates.backends.onnx.session import SessionOptions, load_session, provider_problem
+from toutates.backends.onnx.session import ModelSession, SessionOptions, load_session, provider_problem
+from toutates.protocol.datatypes import BY_NAME
+from toutates.protocol.signature import Signature, TensorSpec
 from toutates.system.errors import ModelLoadError
 
 CPU = ("CPUExecutionProvider", dict[str, str]())
@@ -257,3 +259,24 @@ def test_a_run_after_large_outputs_has_the_arena_give_memory_back_but_seldom(mon
         for length in (4, 4, 100_000, 4):
             run(length)
         assert given[3:] == ["cpu:0", False, False, "cpu:0"]
+
+
+@pytest.mark.parametrize(
+    ("provider", "options", "device"),
+    [
+        ("CPUExecutionProvider", {}, None),
+        ("CUDAExecutionProvider", {"device_id": "1", "enable_cuda_graph": "0"}, 1),
+        ("CUDAExecutionProvider", {"device_id": "1", "enable_cuda_graph": "1"}, None),
+        ("TensorrtExecutionProvider", {"device_id": "0", "trt_cuda_graph_enable": "True"}, None),
+        ("TensorrtExecutionProvider", {"device_id": "0"}, 0),
+    ],
+)
+def test_a_session_says_whose_memory_it_may_bind(
+    path: Path, monkeypatch: pytest.MonkeyPatch, provider: str, options: dict[str, str], device: int | None
+) -> None:
+    session = load_session(path, SessionOptions())
+    given, made = (TensorSpec(name, BY_NAME["FP32"], (4,)) for name in "xy")
+    model = ModelSession(session, Signature((given,), (made,), batched=True), "m")
+    monkeypatch.setattr(session, "get_providers", lambda: [provider, "CPUExecutionProvider"])
+    monkeypatch.setattr(session, "get_provider_options", lambda: {provider: options})
+    assert model.device == device

@@ -172,6 +172,7 @@ class OnnxKind:
                 backends,
                 pool_threads=len(backends) * pool_threads,
                 memory_kind="CPU_PINNED" if pinned else "CPU",
+                device=_device_of(backends),
             )
 
         servable: Servable
@@ -194,6 +195,12 @@ class OnnxKind:
             servable=servable,
             takes_parameters=None if tensors is None else lambda: True,
         )
+
+
+def _device_of(backends: Sequence[ModelSession | RaggedBackend]) -> int | None:
+    """The GPU that all of these run on; None where they differ, or join rows themselves."""
+    devices = {backend.device if isinstance(backend, ModelSession) else None for backend in backends}
+    return devices.pop() if len(devices) == 1 else None
 
 
 def _pinned_memory(source: Path) -> PinnedMemory:

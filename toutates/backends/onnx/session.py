@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
+from math import prod
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ from toutates.backends.onnx import string_tensors
 from toutates.backends.onnx.provider_names import CPU, ON_DEVICES, Provider
 from toutates.backends.onnx.string_tensors import BlankStrings, read_strings
 from toutates.engine.lane import Batch, PackedLane
+from toutates.engine.on_device import DeviceLane
 from toutates.engine.packing import OutputArray, OutputPacker
 from toutates.engine.result import Outputs
 from toutates.protocol.signature import Signature
@@ -37,6 +39,10 @@ logger = logging.getLogger(__name__)
 #: One input of a run.
 InputArray = npt.NDArray[Any] | StringTensor
 
+#: ONNX Runtime's name of the memory of GPUs.
+GPU_MEMORY: Final = "cuda"
+#: Options of CUDA's provider and of TensorRT's to record runs.
+_GRAPH_OPTIONS: Final = ("enable_cuda_graph", "trt_cuda_graph_enable")
 #: Element types of ONNX.
 _STRING: Final = 8
 _BFLOAT16: Final = 16
@@ -276,6 +282,8 @@ class ModelSession:
         """
         lane = batch.lane
         if not self.on_cpu or not isinstance(lane, PackedLane):
+            if isinstance(lane, DeviceLane):
+                return self._run_on_device(lane, batch, rows)
             return self._packer.pack(self.run_raw(batch, first, rows), rows)
         if rows != batch.rows:
             binding = self._bind(lane, batch, first, rows)
@@ -303,6 +311,53 @@ class ModelSession:
         if self._sometimes is not None:
             self._shrink_in_time()
         return self.run_arrays(batch.lane.inputs(batch, first, rows))
+
+    @property
+    def device(self) -> int | None:
+        """Number of the GPU that its runs are on and may bind memory of; None for the CPU.
+
+        Runs that were recorded as a CUDA graph use the memory that they were recorded with, so they may not.
+        """
+        provider = self.session.get_providers()[0]
+        if provider not in ON_DEVICES:
+            return None
+        options = self.session.get_provider_options()[provider]
+        if any(options.get(name, "0").lower() in ("1", "true") for name in _GRAPH_OPTIONS):
+            return None
+        return int(options["device_id"])
+
+    def _run_on_device(self, lane: DeviceLane, batch: Batch, rows: int) -> Outputs:
+        """Run a request whose rows a GPU has. Its outputs go where they are wanted on the GPU, or to the host.
+
+        Raises:
+            ExecutionFailed: with ONNX Runtime's reason.
+        """
+        given: Any = batch.pieces[0][2][0]
+        signature, device = self.signature, self.device or 0
+        lead = (rows,) if signature.batched else ()
+        binding = self.session.io_binding()
+        for index, row_shape in lane.row_shapes:
+            tensor = signature.inputs[index]
+            shape, address = (*lead, *row_shape), given.inputs[index]
+            binding.bind_input(tensor.name, GPU_MEMORY, device, tensor.datatype.onnx_type, shape, address)
+        placed: dict[int, tuple[int, ...]] = {}
+        for index, tensor in enumerate(signature.outputs):
+            address, room = given.outputs.get(index, (0, -1))
+            row_shape = tensor.graph_shape
+            # No shape at all may be a scalar's, or a rank that the graph leaves open.
+            is_known = -1 not in row_shape and bool(lead or row_shape)
+            if is_known and 0 < rows * prod(row_shape) * tensor.datatype.size <= room:
+                placed[index] = row_shape
+                shape = (*lead, *row_shape)
+                binding.bind_output(tensor.name, GPU_MEMORY, device, tensor.datatype.onnx_type, shape, address)
+            else:
+                binding.bind_output(tensor.name, "cpu")
+        self.run_bound(binding)
+        binding.synchronize_outputs()  # another process reads them
+        arrays = [
+            None if index in placed else self._as_array(value) for index, value in enumerate(binding.get_outputs())
+        ]
+        return self._packer.pack(arrays, rows, elsewhere=placed)
 
     def _shrink_in_time(self) -> None:
         """Have the next run give memory back if none has for a while: after each run it would cost a tenth of it."""
