@@ -9,7 +9,8 @@ text    is what the step before it printed: lines in this order, where "..." sta
         begins with a quotation mark may stand inside a longer one.
 
 What a page cannot say is where this checkout is: ``git clone <this repository>`` clones it. Ports are those of the
-page, so nothing else may listen on them.
+page. Where something listens on one already, another takes its place in all commands of the page, and the server is
+told so by its flags.
 """
 
 from __future__ import annotations
@@ -18,25 +19,33 @@ import argparse
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
-__all__ = ["Step", "WrongPage", "compare", "follow", "steps"]
+__all__ = ["Step", "WrongPage", "compare", "follow", "moved", "steps", "taken_ports"]
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 SERVER: Final = "# Leave this running.\n"
 PYTHON: Final = "env/bin/python"
 #: Of the ports of the pages, that of REST, which is open once the first models are loaded.
-READY: Final = "http://127.0.0.1:8000/v2/health/ready"
-PATIENCE_S: Final = 60
+REST_PORT: Final = 8000
+#: For each command that is a server: its ports, and the flags that change them.
+PORTS: Final = {
+    "toutates": {8000: "--http-addr=0.0.0.0:{}", 8001: "--grpc-addr=0.0.0.0:{}", 9090: "--metrics-addr=0.0.0.0:{}"},
+    "tritonserver": {8000: "--http-port={}", 8001: "--grpc-port={}", 8002: "--metrics-port={}"},
+}
+PATIENCE_S: Final = 120
+#: Longest time that a step may take; an installation over a slow network on a busy machine is the longest.
+STEP_S: Final = 900
 _BLOCK: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -87,11 +96,43 @@ def compare(said: str, expected: str) -> None:
         raise WrongPage(f"expected:\n{expected}\nprinted:\n{said}")
 
 
+def taken_ports(wanted: Collection[int]) -> dict[int, int]:
+    """Another port for each of these that something listens on; empty where all are free."""
+    taken = [port for port in wanted if not _is_free(port)]
+    with ExitStack() as stack:  # all at once, so that no two are the same
+        others = [stack.enter_context(socket.create_server(("", 0))) for _ in taken]
+        return {port: other.getsockname()[1] for port, other in zip(taken, others, strict=True)}
+
+
+def _is_free(port: int) -> bool:
+    try:
+        socket.create_server(("", port)).close()
+    except OSError:
+        return False
+    return True
+
+
+def moved(step: Step, ports: Mapping[int, int]) -> Step:
+    """A step in whose commands other ports take the place of those that are taken.
+
+    Raises:
+        WrongPage: it runs a server whose flags nobody knows.
+    """
+    if not ports:
+        return step
+    text = re.sub(r"(?<=localhost:)\d+", lambda match: str(ports.get(int(match[0]), match[0])), step.text)
+    if text.startswith(SERVER):
+        name = re.search(r"^env/bin/(\w+)", text, re.MULTILINE)
+        if name is None or name[1] not in PORTS:
+            raise WrongPage(f"a server that is none of {', '.join(PORTS)}:\n{text}")
+        flags = [PORTS[name[1]][port].format(other) for port, other in ports.items() if port in PORTS[name[1]]]
+        text = f"{text.rstrip()} {' '.join(flags)}\n"
+    return Step(step.kind, text)
+
+
 @contextmanager
-def _running(text: str, folder: Path) -> Iterator[None]:
+def _running(text: str, folder: Path, port: int) -> Iterator[None]:
     """Run a server, and wait until it is ready."""
-    if _is_ready():
-        raise WrongPage(f"something is served on {READY} already")
     with (folder / "server.log").open("w+") as log:
         # In a group of its own, because a shell does not pass signals on.
         server = subprocess.Popen(
@@ -99,7 +140,7 @@ def _running(text: str, folder: Path) -> Iterator[None]:
         )
         try:
             deadline = time.monotonic() + PATIENCE_S
-            while not _is_ready():
+            while not _is_ready(port):
                 if server.poll() is not None or time.monotonic() > deadline:
                     log.seek(0)
                     raise WrongPage(f"the server did not become ready:\n{log.read()}")
@@ -111,9 +152,9 @@ def _running(text: str, folder: Path) -> Iterator[None]:
                 server.wait(PATIENCE_S)
 
 
-def _is_ready() -> bool:
+def _is_ready(port: int) -> bool:
     try:
-        with urllib.request.urlopen(READY, timeout=5):
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=5):
             return True
     except (urllib.error.URLError, OSError):
         return False
@@ -122,7 +163,7 @@ def _is_ready() -> bool:
 def _run(step: Step, folder: Path) -> str:
     text = step.text.replace("<this repository>", str(ROOT))
     command = ["bash", "-ec", text] if step.kind == "sh" else [PYTHON, "-c", text]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=STEP_S, check=False)
     if done.returncode:
         raise WrongPage(f"this ended with status {done.returncode}:\n{text}\n{done.stdout}{done.stderr}")
     return done.stdout
@@ -134,6 +175,7 @@ def follow(page: Path) -> None:
     Raises:
         WrongPage: something on it does not work.
     """
+    ports: dict[int, int] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quickstart-")))
         said = ""
@@ -141,9 +183,15 @@ def follow(page: Path) -> None:
             if step.kind == "text":
                 compare(said, step.text)
             elif step.text.startswith(SERVER):
-                stack.enter_context(_running(step.text, folder))
+                # As late as can be, for others may take ports meanwhile.
+                ports = taken_ports(sorted({port for flags in PORTS.values() for port in flags}))
+                if ports:
+                    changed = ", ".join(f"{port} by {other}" for port, other in ports.items())
+                    print(f"{page.name}: ports that are taken: {changed}", flush=True)
+                server = moved(step, ports).text
+                stack.enter_context(_running(server, folder, ports.get(REST_PORT, REST_PORT)))
             else:
-                said = _run(step, folder)
+                said = _run(moved(step, ports), folder)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

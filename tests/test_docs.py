@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,37 @@ def test_a_quick_start_is_held_to_what_it_says(tmp_path: Path) -> None:
     page.write_text("```sh\nfalse\n```\n")
     with pytest.raises(follow.WrongPage, match="status 1"):
         follow.follow(page)
+
+
+def test_a_quick_start_takes_other_ports_where_its_own_are_taken() -> None:
+    with socket.create_server(("", 0)) as listener, socket.create_server(("", 0)) as free:
+        taken, unused = listener.getsockname()[1], free.getsockname()[1]
+        free.close()
+        others = follow.taken_ports([taken, unused])
+    assert list(others) == [taken]
+    assert others[taken] not in (taken, unused)
+    assert follow.taken_ports([unused]) == {}
+    ports = {8000: 18000, 8002: 18002}
+    for command, served in (
+        ("toutates --model-repository models", "toutates --model-repository models --http-addr=0.0.0.0:18000"),
+        ("tritonserver --model-store=m", "tritonserver --model-store=m --http-port=18000 --metrics-port=18002"),
+    ):
+        step = follow.Step("sh", f"{follow.SERVER}env/bin/{command}\n")
+        assert follow.moved(step, {}) is step
+        assert follow.moved(step, ports).text == f"{follow.SERVER}env/bin/{served}\n"
+    asked = follow.Step("sh", "curl localhost:8000/v2 localhost:8001\n")
+    assert follow.moved(asked, ports).text == "curl localhost:18000/v2 localhost:8001\n"
+    with pytest.raises(follow.WrongPage, match="none of toutates"):
+        follow.moved(follow.Step("sh", f"{follow.SERVER}python -m http.server\n"), ports)
+
+
+def test_the_ports_of_the_quick_starts_are_known() -> None:
+    for page in DOCS.glob("quickstart-*.md"):
+        for step in follow.steps(page.read_text()):
+            if step.text.startswith(follow.SERVER):
+                known = follow.PORTS[step.text.removeprefix(follow.SERVER).split()[0].removeprefix("env/bin/")]
+            for port in re.findall(r"localhost:(\d+)", step.text):
+                assert int(port) in known, f"{page.name}: {port}"
 
 
 def test_the_quick_starts_have_steps_that_can_be_followed() -> None:
