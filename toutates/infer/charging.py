@@ -5,10 +5,11 @@ They stand in place of the plain ones where an access file is given. Without one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from toutates.access.callers import Caller
 from toutates.access.worker_gate import WorkerGate
 from toutates.engine.servable import Buffer, Way
 from toutates.infer.call import Handler
@@ -20,7 +21,7 @@ from toutates.infer.service import InferService
 from toutates.infer.streaming import StreamInferService
 from toutates.models.table import ServedVersion
 from toutates.protocol.sequence_parameters import Said
-from toutates.system.errors import RequestError
+from toutates.system.errors import Forbidden, RequestError
 
 __all__ = ["ChargingInferService", "ChargingRestInferService", "ChargingStreamInferService"]
 
@@ -33,8 +34,8 @@ class _Charging(InferService):
     def _find(self, model: str, version: str) -> ServedVersion:
         """See ``InferService``. A model that is not the caller's is refused whether there is one or not."""
         caller = self.gate.caller
-        if caller is not None:
-            caller.check_model(model)
+        if caller is not None and caller.models:
+            _check_names(caller, model, self._table.traffic.leads_to(model))
         return super()._find(model, version)
 
     def _charge(self, plan: Plan) -> None:
@@ -48,7 +49,10 @@ class _Charging(InferService):
             return
         try:
             if caller.models:
-                caller.check_model(plan.version.model)
+                if plan.names:
+                    _check_names(caller, plan.names[0], plan.names)
+                else:
+                    caller.check_model(plan.version.model)
             if caller.bucket is not None:
                 caller.take(plan.rows, self.worker.now_ns)
         except RequestError as error:
@@ -153,6 +157,17 @@ class ChargingRestInferService(_Charging, RestInferService):
             super()._go_on_with(call, asked, *args)
         finally:
             self.gate.caller = None
+
+
+def _check_names(caller: Caller, name: str, models: Iterable[str]) -> None:
+    """Refuse a name that is not the caller's, or leads to models that are not: names are no way round the rules.
+
+    Raises:
+        Forbidden: as for the name itself, so that nobody learns what it leads to.
+    """
+    caller.check_model(name)
+    if not all(map(caller.may_use, models)):
+        raise Forbidden(f"{caller.name} may not use the model '{name[:64]}'")
 
 
 def _head(call: Any) -> Any:

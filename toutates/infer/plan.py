@@ -51,12 +51,15 @@ class Plan:
         shapes: row shapes of the outputs that ``template`` was made for.
         fixed_template: ``template``, once it is known to fit all outputs of the lane.
         parameters: of every response, beside those that the model gives; None for none.
+        names: that its callers have to be allowed beside the model's: the name that they ask for, where that is not
+            the model's, and all models that it leads to.
     """
 
     __slots__ = (
         "fixed_template",
         "in_order",
         "layouts",
+        "names",
         "packed",
         "parameters",
         "places_response",
@@ -95,6 +98,7 @@ class Plan:
         is_raw = None not in request.sources and shared is None
         self.packed = self.writer if is_raw and not version.decoupled else None
         self.layouts: dict[int, Layout] = {}
+        self.names: tuple[str, ...] = ()
         # Triton's ensembles tell the sequence of each response, whether there is one or not.
         self.parameters: Parameters | None = None if version.dependent is None else _NO_SEQUENCE
         self.shapes: tuple[tuple[int, ...], ...] | None = None

@@ -75,9 +75,9 @@ class PlanCache:
     def forget(self, models: Collection[str]) -> None:
         """Forget what is for requests to these models."""
         for part in (self.recent, self._earlier, self._probation):
-            for key in [key for key, plan in part.items() if plan.version.model in models]:
+            for key in [key for key, plan in part.items() if _is_for(plan, models)]:
                 del part[key]
-        for found in [found for found, latest in self.latest.items() if latest[1].version.model in models]:
+        for found in [found for found, latest in self.latest.items() if _is_for(latest[1], models)]:
             del self.latest[found]
 
     def clear(self) -> None:
@@ -93,3 +93,7 @@ class PlanCache:
             plan.layouts.clear()
         # A kind that is found by its layout is not asked for. It has to be, to count as seen in this generation.
         self.latest.clear()
+
+
+def _is_for(plan: Plan, models: Collection[str]) -> bool:
+    return plan.version.model in models or any(name in models for name in plan.names)

@@ -6,9 +6,9 @@ Each worker has an ``InferService`` of its own. Nothing in it is shared but the 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from toutates.engine.counters import WorkerCounters
 from toutates.engine.on_device import DeviceLane, DevicePort, DeviceRows
@@ -30,9 +30,12 @@ from toutates.infer.shared_outputs import SharedOutputs
 from toutates.infer.shared_path import SharedPath
 from toutates.infer.shared_tensors import SharedInputs, SharedTensors
 from toutates.infer.structure import check_structure
+from toutates.infer.traffic.copies import Copies, comparing
+from toutates.infer.traffic.divided import Arm, Divider, divided, fits
 from toutates.infer.validation import ValidatedRequest, validate
 from toutates.models.config.queues import acts_on
 from toutates.models.table import ModelTable, ServedVersion
+from toutates.models.traffic.rules import BY_ID, Target, cuts_of
 from toutates.net import Worker
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 from toutates.protocol.names import request_prefix
@@ -66,9 +69,11 @@ class InferService:
         inflight: bounds the requests that wait for their answer; None for no bound.
         notices: logs parameters that have no effect; None for one of this worker's own.
         regions: of shared memory, which clients have registered; None for none.
+        copies: takes copies of requests for versions in the shadow of others; None for nobody.
 
     Attributes:
         counters: counts requests before it is known which version they are for.
+        divider: of this worker's requests that are divided between versions.
         observer: of this worker's requests.
         worker: as given.
     """
@@ -81,8 +86,10 @@ class InferService:
         inflight: Inflight | None = None,
         notices: ParameterNotices | None = None,
         regions: Regions | None = None,
+        copies: Copies | None = None,
     ) -> None:
         self.counters = InferCounters()
+        self.divider = Divider(self._identity, copies)
         self.observer = Observer(transport)
         self.worker = worker
         self._transport = transport
@@ -101,6 +108,8 @@ class InferService:
         #: of requests with tensors in shared memory
         self._shared_ports: dict[ServedVersion, Port] = {}
         self._shared_finish: dict[ServedVersion, Callable[[BatchResult], None]] = {}
+        #: of requests that are copied
+        self._copied_ports: dict[ServedVersion, Port] = {}
         self._shared_outputs = SharedOutputs(worker)
         self._shared_path = SharedPath(
             worker, self._add_shared, self._add_on_device, self._count_refusal, self._shared_outputs
@@ -325,14 +334,22 @@ class InferService:
             self._admit(call, version)
             raw_sizes = [len(raw) for raw in read.raws]
             validated = validate(request, raw_sizes, version.signature, version.model, self._regions.check)
-            if request.parameters and not version.reads_parameters:
-                self._notices.note(
-                    version.model, request.parameters, acts_on(version.config, has_target=version.has_target)
-                )
+            asked = request.model_name, request.model_version
+            self._note_parameters(version, request, asked)
             # Before the plan, which makes a lane for its shapes: typed contents are not counted by ``validate``.
             contents = contents_of(read, validated, version)
             shared = self._shared(version, validated)
             plan = Plan(version, validated, self._port(version, shared), shared)
+            if self._table.traffic:
+
+                def make(other: ServedVersion) -> Plan:
+                    fitting = validate(request, raw_sizes, other.signature, other.model, self._regions.check)
+                    others_shared = self._shared(other, fitting)
+                    return Plan(other, fitting, self._port(other, others_shared), others_shared)
+
+                id_field = ModelInferRequest(id=request.id).SerializeToString()
+                plan, lasts = self._with_traffic(plan, asked, request.parameters, id_field, make)
+                key = key if lasts else b""
         except RequestError as error:
             self._count_refusal(error, version)
             raise
@@ -348,7 +365,106 @@ class InferService:
         Raises:
             RequestError: there is none, or it cannot answer now.
         """
-        return self._table.find(model, version)
+        table = self._table
+        if not table.traffic or version or (route := table.traffic.routes.get(model)) is None:
+            return table.find(model, version)
+        # Any version will do to read the request, because all take the same ones.
+        refusal: RequestError | None = None
+        for arm in (route.heaviest, *route.arms):
+            try:
+                return table.find_target(model, arm)
+            except RequestError as error:
+                refusal = refusal or error
+        assert refusal is not None
+        raise refusal
+
+    # --- aliases and traffic -----------------------------------------------------------------------------------------
+
+    def _with_traffic(
+        self,
+        plan: Plan,
+        asked: tuple[str, str],
+        parameters: Mapping[str, Any],
+        id_field: bytes,
+        make: Callable[[ServedVersion], Any],
+    ) -> tuple[Any, bool]:
+        """What a plan has to be where its name has an alias or traffic.
+
+        Args:
+            plan: of one of the versions.
+            asked: name and version of the request.
+            parameters: of the request.
+            id_field: the request's, for those that cannot be remembered.
+            make: makes a plan of another version for the same request.
+
+        Returns:
+            The plan, and whether it may be remembered.
+
+        Raises:
+            RequestError: the version that the request gets does not take it.
+        """
+        table, (name, version) = self._table, asked
+        models = table.traffic.leads_to(name)
+        plan.names = (name, *models) if models else ()
+        route = None if version else table.traffic.routes.get(name)
+        if route is None:
+            return plan, True
+        divider = self.divider
+        targets, cuts = list(route.arms), cuts_of(route.weights)
+        given = parameters.get(route.parameter) if route.parameter else None
+        if given is not None:
+            # The parameter is a part of the plan's key, so all requests of the plan get the same version.
+            chosen = divider.chosen(route, str(_value_of(given)).encode())
+            targets, cuts = targets[chosen : chosen + 1], []
+        copying = None if route.shadow is None or divider.copies is None else self._copied_port
+
+        def arm_of(target: Target) -> Arm:
+            served = table.find_target(name, target)
+            of_arm = plan if served is plan.version else make(served)
+            return Arm(target, of_arm, fits(plan, of_arm), divider.count_of(route, target))
+
+        if plan.shared is None:
+            try:
+                arms = [arm_of(target) for target in targets]
+                return divided(divider, route, plan, arms, cuts, copying), True
+            except RequestError:
+                pass  # a version does not answer now; only the requests that it gets are refused
+        said = said_in(parameters)
+        identity = b"" if not id_field or route.sticky != BY_ID else self._identity(id_field)
+        identity = str(said[0]).encode() if said is not None and said[0] else identity
+        target = targets[0] if not cuts else targets[divider.chosen(route, identity)]
+        if plan.shared is None:
+            return divided(divider, route, plan, [arm_of(target)], [], copying), False
+        # Regions belong to the port of one version.
+        own = table.find_target(name, target)
+        divider.count_of(route, target)[0] += 1
+        chosen_plan = plan if own is plan.version else make(own)
+        chosen_plan.names = plan.names
+        return chosen_plan, False
+
+    def _identity(self, id_field: bytes) -> bytes:
+        """The bytes of a request's id, from its field: a tag of one byte, the length in one or two, and the id."""
+        return id_field[2:] if id_field[1:2] < b"\x80" else id_field[3:]
+
+    def _note_parameters(self, version: ServedVersion, request: ModelInferRequest, asked: tuple[str, str]) -> None:
+        """Have parameters logged that have no effect."""
+        if not request.parameters or version.reads_parameters:
+            return
+        effective = acts_on(version.config, has_target=version.has_target)
+        route = None if asked[1] else self._table.traffic.routes.get(asked[0])
+        if route is not None and route.parameter:
+            effective |= {route.parameter}
+        self._notices.note(version.model, request.parameters, effective)
+
+    def _copied_port(self, plan: Plan) -> Port:
+        """This worker's port for requests to a version of which there is a copy."""
+        version = plan.version
+        port = self._copied_ports.get(version)
+        if port is None:
+            assert self.divider.copies is not None
+            around = partial(comparing, self.divider.copies)
+            port = self._copied_ports[version] = self._open_port(version, around)
+        return port
 
     def _admit(self, call: Call, version: ServedVersion) -> None:
         """Look at the version that a request is for, before the request is checked.
@@ -487,34 +603,52 @@ class InferService:
         ports = self._ports if shared is None else self._shared_ports
         port = ports.get(version)
         if port is None:
-            counters = WorkerCounters()
-            finish: Callable[[BatchResult], None] = self._make_answers(counters, version).finish
-            if shared is not None:
-                finish = self._regions.releasing(finish)
-            if self._inflight is not None:
-                finish = self._inflight.leaving(finish)
-            if shared is not None:
-                finish = self._shared_outputs.before(finish)
-            finish_soon = partial(self._finish_soon, finish)
-            port = version.servable.port(
-                Consumer(
-                    finish_soon,
-                    finish,
-                    self.worker.at_round_end,
-                    is_wanted,
-                    counters,
-                    self._about,
-                    self._may_have_left,
-                    self._sequence,
-                    _parameters,
-                )
-            )
+            if shared is None:
+                port = self._open_port(version, lambda finish: finish)
+            else:
+
+                def around(finish: Callable[[BatchResult], None]) -> Callable[[BatchResult], None]:
+                    finish = self._shared_outputs.before(finish)
+                    self._shared_finish[version] = finish
+                    return finish
+
+                port = self._open_port(version, around, before=self._regions.releasing)
             ports[version] = port
-            if shared is not None:
-                self._shared_finish[version] = finish
         if shared is not None:
             shared.finish = self._shared_finish[version]
         return port
+
+    def _open_port(
+        self,
+        version: ServedVersion,
+        around: Callable[[Callable[[BatchResult], None]], Callable[[BatchResult], None]],
+        before: Callable[[Callable[[BatchResult], None]], Callable[[BatchResult], None]] = lambda finish: finish,
+    ) -> Port:
+        """A way in to a version.
+
+        Args:
+            version: the version.
+            around: what else is to be done with each outcome, once requests have left the bound on those in flight.
+            before: what else is to be done with each outcome, before that.
+        """
+        counters = WorkerCounters()
+        finish = before(self._make_answers(counters, version).finish)
+        if self._inflight is not None:
+            finish = self._inflight.leaving(finish)
+        finish = around(finish)
+        return version.servable.port(
+            Consumer(
+                partial(self._finish_soon, finish),
+                finish,
+                self.worker.at_round_end,
+                is_wanted,
+                counters,
+                self._about,
+                self._may_have_left,
+                self._sequence,
+                _parameters,
+            )
+        )
 
     def _about(self, context: RequestContext) -> RequestAbout:
         """See ``Consumer``."""
@@ -565,18 +699,18 @@ class InferService:
         if changed is None:
             self._cache.clear()
             served = set(table.served())
-            left = [one for one in (*self._ports, *self._shared_ports) if one not in served]
+            left = [one for one in (*self._ports, *self._shared_ports, *self._copied_ports) if one not in served]
         else:
             self._cache.forget(changed)
             left = [
                 one
-                for one in (*self._ports, *self._shared_ports)
+                for one in (*self._ports, *self._shared_ports, *self._copied_ports)
                 if one.model in changed and not _is_served(table, one)
             ]
         for version in left:
             self._shared_finish.pop(version, None)
             # What they have of this round is committed.
-            for ports in (self._ports, self._shared_ports):
+            for ports in (self._ports, self._shared_ports, self._copied_ports):
                 port = ports.pop(version, None)
                 if port is not None:
                     port.commit()
@@ -585,6 +719,11 @@ class InferService:
 def _is_served(table: ModelTable, version: ServedVersion) -> bool:
     model = table.get(version.model)
     return model is not None and version in model.served()
+
+
+def _value_of(parameter: Any) -> object:
+    """The value of a request's parameter."""
+    return getattr(parameter, str(parameter.WhichOneof("parameter_choice")), "")
 
 
 def _parameters(context: RequestContext) -> Parameters:

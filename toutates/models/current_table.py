@@ -9,6 +9,7 @@ from typing import Final
 from toutates.models.dependencies import Dependencies
 from toutates.models.near_names import NearNames
 from toutates.models.table import Changes, ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry
+from toutates.models.traffic.rules import NO_TRAFFIC, TrafficRules
 
 __all__ = ["CurrentTable", "latest"]
 
@@ -55,6 +56,9 @@ class CurrentTable:
         #: models that were served and are in no repository any more: numbers of their versions
         self._removed: dict[str, tuple[int, ...]] = {}
         self._dependencies = Dependencies()
+        self._traffic = NO_TRAFFIC
+        self._traffic_problem = ""
+        self._complete = False
         self._make(complete=False)
 
     def get(self, name: str) -> ModelEntry | None:
@@ -116,6 +120,12 @@ class CurrentTable:
                 self._removed = dict(list(self._removed.items())[max(oldest, 0) :]) | {name: numbers}
         self._forget_names()
         self._change(changed)
+
+    def set_traffic(self, traffic: TrafficRules, problem: str) -> None:
+        """Replace what names stand for; see ``ModelTable``."""
+        self._traffic, self._traffic_problem = traffic, problem
+        if self._complete:
+            self._change(None)
 
     def note_ready_change(self) -> None:
         """Show that a version has lost its executors, or has some again."""
@@ -208,6 +218,8 @@ class CurrentTable:
                 failed=frozenset(self._failed),
                 failures_count=self._failures_count,
                 changes=self._changes,
+                traffic=self._traffic,
+                traffic_problem=self._traffic_problem,
             )
         )
 

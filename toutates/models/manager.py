@@ -27,6 +27,7 @@ from toutates.models.load_counters import LoadCounters
 from toutates.models.repository import ModelFolder
 from toutates.models.running import LoadOptions, RunningVersions
 from toutates.models.table import ModelEntry, ModelTable
+from toutates.models.traffic.rules import TrafficRules
 from toutates.models.turn import ModelTurn
 
 __all__ = ["LoadOptions", "ModelManager"]
@@ -143,6 +144,10 @@ class ModelManager:
     def _drop_turn(self, name: str, alone: trio.Semaphore) -> None:
         if alone.value:
             del self._turns[name]
+
+    def set_traffic(self, traffic: TrafficRules, problem: str = "") -> None:
+        """Replace what names stand for, and how their requests are divided; see ``ModelTable``."""
+        self._table.set_traffic(traffic, problem)
 
     def answers(self, name: str) -> bool:
         """Whether every version of a model that is served can answer."""

@@ -17,9 +17,10 @@ from toutates.engine.servable import Servable
 from toutates.engine.turns.arbiter import Member as TurnsMember
 from toutates.models.config.labels import Labels
 from toutates.models.near_names import NearNames
+from toutates.models.traffic.rules import NO_TRAFFIC, Target, TrafficRules
 from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.protocol.signature import Signature
-from toutates.system.errors import InvalidRequest, ModelNotReady, NotLoaded, UnknownModel
+from toutates.system.errors import InvalidRequest, ModelNotReady, NotLoaded, RequestError, UnknownModel
 
 __all__ = [
     "MAX_CHANGES",
@@ -298,6 +299,8 @@ class ModelTable:
         failed: names of models of which something cannot be served; found out if it is not given.
         failures_count: whether these keep the server from being ready.
         changes: what has changed since the first table of this server; None for a table with none before it.
+        traffic: what names stand for, and how their requests are divided.
+        traffic_problem: what is wrong with these rules, or with others that were to replace them; "" for nothing.
 
     Attributes:
         models: all of them by name, sorted. Sorting them is left to the first who asks, see ``get``.
@@ -318,6 +321,8 @@ class ModelTable:
         failed: Collection[str] | None = None,
         failures_count: bool = True,
         changes: Changes | None = None,
+        traffic: TrafficRules = NO_TRAFFIC,
+        traffic_problem: str = "",
     ) -> None:
         self._by_name = dict(models)
         self._sorted: Mapping[str, ModelEntry] | None = None
@@ -325,6 +330,8 @@ class ModelTable:
         self._failures_count = failures_count
         self.loadable = loadable
         self.changes = changes or Changes()
+        self.traffic = traffic
+        self.traffic_problem = traffic_problem
         self.removed = removed
         self.complete = complete
         self.may_be_empty = may_be_empty
@@ -375,14 +382,64 @@ class ModelTable:
             return f"{len(failed)} of {len(self.models)} models cannot be served: {shown}{more}"
         if not self.may_be_empty and not self.served():
             return "no model is served: the model repository has none"
+        if self.traffic_problem and not self.traffic:
+            return "the rules of aliases and traffic cannot be used"
         return ""
 
+    def target_of(self, name: str, version: str) -> Target | None:
+        """The version that a name stands for, where it is an alias or has traffic; None for a model by its own name.
+
+        Where requests are split, the one that gets the most of them.
+
+        Raises:
+            InvalidRequest: the version is no number, or is asked of a name that stands for one version, or for several.
+        """
+        traffic = self.traffic
+        route, alias = traffic.routes.get(name), traffic.aliases.get(name)
+        number = parse_version(version)
+        if number is None:
+            return alias if route is None else route.heaviest
+        if alias is not None:
+            if alias.version is None:
+                return Target(alias.model, number)
+            if alias.version == number:
+                return alias
+            raise InvalidRequest(f"'{name}' stands for {alias}; name no version, or this one")
+        if route is not None and not self.knows(name):
+            raise InvalidRequest(f"the requests for '{name}' are divided between versions; name none")
+        return None
+
     def find(self, name: str, version: str) -> ServedVersion:
-        """The version a request asks for.
+        """The version a request asks for; of a name with traffic, that which gets the most requests.
 
         Raises:
             RequestError: in Triton's words: unknown, not ready, or the version is no number.
         """
+        if self.traffic:
+            target = self.target_of(name, version)
+            if target is not None:
+                return self.find_target(name, target)
+        return self._find(name, version)
+
+    def find_target(self, name: str, target: Target) -> ServedVersion:
+        """The version that a name stands for.
+
+        Args:
+            name: that was asked for, for errors.
+            target: the version.
+
+        Raises:
+            RequestError: it is unknown or not ready.
+        """
+        try:
+            return self._find(target.model, "" if target.version is None else str(target.version))
+        except RequestError as error:
+            if target.model == name or isinstance(error, NotLoaded):
+                raise
+            raise type(error)(f"'{name}' stands for model {target}: {error}") from None
+
+    def _find(self, name: str, version: str) -> ServedVersion:
+        """The version of a model by its own name."""
         number = parse_version(version)
         model = self._by_name.get(name)
         if name in self.loadable and (model is None or model.may_be_loaded):

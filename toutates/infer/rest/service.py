@@ -22,8 +22,8 @@ from toutates.infer.rest.body import body_message
 from toutates.infer.rest.call import Asked, Asks, BodyTensors, RestCall
 from toutates.infer.rest.plan import RestPlan
 from toutates.infer.service import InferService
+from toutates.infer.traffic.copies import Copies
 from toutates.infer.validation import validate
-from toutates.models.config.queues import acts_on
 from toutates.models.table import ModelTable, ServedVersion
 from toutates.net import Worker
 from toutates.net.side_thread import SideThread, outcome_of
@@ -46,7 +46,7 @@ class RestInferService(InferService):
     """Serves the inferences over REST of one worker. Its ports and plans are its own.
 
     Args:
-        worker, transport, get_table, inflight, notices, regions: see ``InferService``.
+        worker, transport, get_table, inflight, notices, regions, copies: see ``InferService``.
         side: reads and writes large JSON.
     """
 
@@ -59,8 +59,9 @@ class RestInferService(InferService):
         inflight: Inflight | None = None,
         notices: ParameterNotices | None = None,
         regions: Regions | None = None,
+        copies: Copies | None = None,
     ) -> None:
-        super().__init__(worker, transport, get_table, inflight, notices, regions)
+        super().__init__(worker, transport, get_table, inflight, notices, regions, copies)
         self._side = side
         self._layouts = self._cache.latest
 
@@ -259,16 +260,26 @@ class RestInferService(InferService):
                 raise Unsupported("HTTP end point doesn't support models with decoupled transaction policy")
             sizes = [len(content) for content in given]
             validated = validate(message, sizes, version.signature, version.model, self._regions.check)
-            if message.parameters and not version.reads_parameters:
-                self._notices.note(
-                    version.model, message.parameters, acts_on(version.config, has_target=version.has_target)
-                )
             asked: Asked = call.head.purpose
+            name = asked.target.model, asked.target.version
+            self._note_parameters(version, message, name)
             shared = self._shared(version, validated)
             port = self._port(version, shared)
             plan = RestPlan(
                 version, validated, port, outputs, form, shared, coded=asked.is_coded, tensors=asked.tensors
             )
+            if self._table.traffic:
+
+                def make(other: ServedVersion) -> RestPlan:
+                    fitting = validate(message, sizes, other.signature, other.model, self._regions.check)
+                    others = self._shared(other, fitting)
+                    way = self._port(other, others)
+                    return RestPlan(
+                        other, fitting, way, outputs, form, others, coded=asked.is_coded, tensors=asked.tensors
+                    )
+
+                plan, lasts = self._with_traffic(plan, name, message.parameters, identifier, make)
+                key = key if lasts else b""
         except RequestError as error:
             self._count_refusal(error, version)
             raise
@@ -339,6 +350,10 @@ class RestInferService(InferService):
         if call.context is not None:
             self.observer.refused(call, error)
         self._transport.fail(call, error)
+
+    def _identity(self, id_field: bytes) -> bytes:
+        """See ``InferService``: here it is text of JSON."""
+        return self._transport.request_id(id_field).encode() if b"\\" in id_field else id_field
 
     # --- parts -------------------------------------------------------------------------------------------------------
 

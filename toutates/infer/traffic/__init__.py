@@ -1,0 +1,1 @@
+"""Requests of one name that are divided between versions, and copies of requests whose answers are compared."""
