@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from toutates.access.worker_gate import WorkerGate
+from toutates.api.dataplane.traffic import TrafficRequest
 from toutates.protocol import grpc_service_pb2 as pb
 from toutates.system.errors import RequestError
 from toutates.system.text import printable
@@ -25,6 +26,7 @@ _ACTIONS: Final = {
     pb.RepositoryModelUnloadRequest: "unload",
     pb.LogSettingsRequest: "log settings",
     pb.TraceSettingRequest: "trace settings",
+    TrafficRequest: "traffic",
 }
 MAX_SHOWN: Final = 256
 
@@ -110,4 +112,8 @@ def _note(author: Author, request: Any, problem: str = "") -> None:
         if not request.settings:
             return  # it asks
         action += ": " + ", ".join(sorted(request.settings))
+    if isinstance(request, TrafficRequest):
+        if request.change is not None:
+            author.note(action, request.names, problem)
+        return
     author.note(action, getattr(request, "model_name", ""), problem)

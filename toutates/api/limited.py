@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from toutates.access.callers import Caller
+from toutates.api.dataplane.traffic import TrafficRequest
 from toutates.protocol import grpc_service_pb2 as pb
 
 __all__ = ["check_names", "only"]
@@ -23,6 +24,9 @@ def check_names(caller: Caller, request: Any) -> None:
     Raises:
         Forbidden: it is refused.
     """
+    if isinstance(request, TrafficRequest):
+        caller.check_all_models()
+        return
     field = "model_name" if "model_name" in request.DESCRIPTOR.fields_by_name else "name"
     name = getattr(request, field, "")
     if name:
@@ -39,6 +43,10 @@ def only(caller: Caller, response: Any) -> Any:
     elif isinstance(response, pb.ModelStatisticsResponse):
         entries = response.model_stats
     else:
+        # A name may stand for a model that is not the caller's.
+        told = response.config.name if isinstance(response, pb.ModelConfigResponse) else getattr(response, "name", "")
+        if told and isinstance(response, pb.ModelConfigResponse | pb.ModelMetadataResponse):
+            caller.check_model(told)
         return response
     for at in reversed([at for at, entry in enumerate(entries) if not caller.may_use(entry.name)]):
         del entries[at]

@@ -328,6 +328,13 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
             read=_path,
             unset="everybody",
         ),
+        Flag(
+            "traffic-file",
+            "FILE",
+            "aliases of models, and how requests are split between versions and copied",
+            read=_path,
+            unset="`traffic.yaml` in the repository",
+        ),
         Flag("server-id", "NAME", "report this name in ServerMetadata", "triton"),
         Flag(
             "shutdown-delay",

@@ -355,6 +355,10 @@ class ModelTable:
         """Whether there is a model of this name, loaded or not."""
         return name in self._by_name or name in self.loadable
 
+    def has_name(self, name: str) -> bool:
+        """Whether a name means anything: a model, or what an alias or traffic lead to."""
+        return self.knows(name) or name in self.traffic.aliases or name in self.traffic.routes
+
     @property
     def ready(self) -> bool:
         """Whether no known version fails to answer that should: Triton's strict readiness, but for two things.

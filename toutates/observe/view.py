@@ -10,6 +10,7 @@ from toutates.api.dataplane.plane import ServerIdentity
 from toutates.engine.cache.store import CacheStatistics
 from toutates.infer.counters import InferCounters
 from toutates.infer.observing import FirstSteps
+from toutates.infer.traffic.counting import TrafficCounts
 from toutates.models.load_counters import LoadCounters
 from toutates.models.table import ModelTable
 from toutates.net.housekeeping import Traffic
@@ -98,6 +99,7 @@ class ServerView:
         is_live: returns whether the server answers; False once it shuts down.
         unready_reason: returns why it is not ready, a sentence without a full stop; "" if it is ready.
         processes: returns the server's processes, where there are several.
+        traffic: returns what became of the requests of names with traffic.
         response_cache: returns what the response cache holds and has done; None where there is none.
     """
 
@@ -114,6 +116,7 @@ class ServerView:
     unready_reason: Callable[[], str]
     processes: Callable[[], Sequence[ProcessState]] = tuple
     response_cache: Callable[[], CacheStatistics | None] = lambda: None
+    traffic: Callable[[], TrafficCounts] = TrafficCounts
 
     def is_ready(self) -> bool:
         """Whether the server is ready, as ServerReady answers."""

@@ -102,6 +102,7 @@ class Options:
         text: of the APIs for text.
         api_key_file: has the keys that let callers of the APIs for text in; None lets everybody in.
         access_file: says who may do what; None lets everybody in.
+        traffic_file: has the rules of aliases and traffic; None for traffic.yaml in the repository.
         metrics_addr: address of the HTTP side; None for none.
         metrics_tls: whether it speaks TLS, with the server's certificate.
         debug_endpoints: whether /debug answers to other machines too.
@@ -157,6 +158,7 @@ class Options:
     text: TextSettings = field(default_factory=TextSettings)
     api_key_file: Path | None = None
     access_file: Path | None = None
+    traffic_file: Path | None = None
     metrics_addr: Address | None = Address("0.0.0.0", 9090)
     metrics_tls: bool = False
     debug_endpoints: bool = False

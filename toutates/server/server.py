@@ -25,6 +25,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import onnxruntime
@@ -34,12 +35,16 @@ from toutates.api.control_queue import ControlQueue
 from toutates.api.dataplane.everywhere import Everywhere
 from toutates.api.dataplane.plane import DataPlane, ServerIdentity
 from toutates.api.dataplane.readiness import Readiness
+from toutates.api.dataplane.traffic import NOTE as TRAFFIC_NOTE
+from toutates.api.dataplane.traffic import change_of
 from toutates.api.restrictions import by_group
 from toutates.api.torchserve.models import NOTE
 from toutates.api.torchserve.predictions import Defaults
 from toutates.backends.onnx.providers import choose_providers
 from toutates.backends.onnx.session import SessionOptions
 from toutates.infer.regions import Regions
+from toutates.infer.traffic.copies import Copies
+from toutates.infer.traffic.counting import traffic_counts
 from toutates.models.caching import ResponseCache
 from toutates.models.idle_cores import usable_cores
 from toutates.models.manager import LoadOptions, ModelManager
@@ -48,6 +53,7 @@ from toutates.observe.access_log import open_access_log
 from toutates.observe.view import ServerView
 from toutates.protocol import grpc_service_pb2 as pb
 from toutates.repositories.control.model_control import ModelControl
+from toutates.repositories.control.traffic import FILE_NAME, TrafficControl
 from toutates.server.access import Access
 from toutates.server.certificates import ServerCertificate
 from toutates.server.client_lines import client_lines, client_records
@@ -145,6 +151,7 @@ class Server:
             options, self._placement, [name for name, _ in self._providers], self._logs, self.shutdown
         )
         self._monitoring: Monitoring | None = None
+        self._copies: Copies | None = None
         self.view: ServerView | None = None
         self.address: tuple[str, int] | None = None
         self.rest_address: tuple[str, int] | None = None
@@ -262,12 +269,17 @@ class Server:
         """Serve what is loaded until the workers have drained."""
         assert self.view is not None
         async with trio.open_nursery() as changes:
+            traffic = await self._begin_traffic(manager)
+            if traffic is None:
+                changes.cancel_scope.cancel()
+                return
             queue, pages_queue = await changes.start(self._change_models, control)
             member = self._member
-            if member is not None and not await self._join(member, manager, control, readiness):
+            if member is not None and not await self._join(member, manager, control, readiness, traffic):
                 changes.cancel_scope.cancel()
                 return
             everywhere = None if member is None else Everywhere(member.carry)
+            changes.start_soon(traffic.watch)
             self._model_requests.open(changes, self._plane(manager, control, everywhere))
             allowed = self._options.allow_client_shm
             regions = Regions(
@@ -275,6 +287,7 @@ class Server:
                 cuda=await trio.to_thread.run_sync(load_cuda) if allowed else None,
                 gpus=not allowed and gpus_seen(),
             )
+            self._copies = copies = Copies(lambda: manager.table)
             rest, gate = self._options.rest, self._access.gate
             secrets = by_group(self._options.restricted_protocols, rest.restrictions)
             openapi = OpenApiPages(
@@ -295,6 +308,8 @@ class Server:
                 gate=gate,
                 text_gate=self._access.text_gate,
                 regions=regions,
+                copies=copies,
+                traffic=traffic,
                 everywhere=everywhere,
                 torchserve_defaults=self._torchserve_defaults,
             )
@@ -318,16 +333,38 @@ class Server:
                     member.tell_serving()
                     readiness.changed()  # what the parent has said since the workers were made
                 task_status.started()
+            copies.close()
             regions.close()
             changes.cancel_scope.cancel()
 
+    async def _begin_traffic(self, manager: ModelManager) -> TrafficControl | None:
+        """Put the rules of aliases and traffic into force; None where the server is to end because they are wrong."""
+        options = self._options
+        local = [one / FILE_NAME for one in options.model_repositories if isinstance(one, Path)]
+        traffic = TrafficControl(manager, local if options.traffic_file is None else [options.traffic_file])
+        await traffic.look()
+        if traffic.problem and options.exit_on_error:
+            logger.critical("aliases and traffic cannot be used, see above; the server ends, as --exit-on-error says")
+            self.shutdown.failed = True
+            return None
+        return traffic
+
     async def _join(
-        self, member: Member, manager: ModelManager, control: ModelControl, readiness: ServerReadiness
+        self,
+        member: Member,
+        manager: ModelManager,
+        control: ModelControl,
+        readiness: ServerReadiness,
+        traffic: TrafficControl,
     ) -> bool:
         """Be as the other processes are, and wait until all may serve; returns whether to go on."""
         plane = self._plane(manager, control)
         calls = plane.local_calls(
-            member.number, {NOTE: (pb.RepositoryModelLoadRequest, self._torchserve_defaults.note)}
+            member.number,
+            {
+                NOTE: (pb.RepositoryModelLoadRequest, self._torchserve_defaults.note),
+                TRAFFIC_NOTE: (pb.RepositoryModelLoadRequest, partial(change_of, traffic)),
+            },
         )
         return await member.join(manager.table, readiness.models_reason(), calls, control)
 
@@ -466,4 +503,5 @@ class Server:
             is_live=lambda: not self.shutdown.begun.is_set(),
             unready_reason=readiness.reason,
             response_cache=self._response_cache.statistics if self._response_cache is not None else lambda: None,
+            traffic=lambda: traffic_counts(self.workers.infer, self._copies),
         )

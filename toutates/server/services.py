@@ -38,6 +38,7 @@ from toutates.infer.rest.service import RestInferService
 from toutates.infer.service import InferService
 from toutates.infer.streaming import StreamInferService
 from toutates.infer.tracing.tracer import WorkerTraces
+from toutates.infer.traffic.copies import Copies
 from toutates.models.manager import ModelManager
 from toutates.models.table import ModelTable
 from toutates.net import GrpcService, Worker
@@ -46,6 +47,7 @@ from toutates.net.first_bytes import ByFirstBytes
 from toutates.net.http1.service import HttpService
 from toutates.observe.access_log import AccessLog
 from toutates.repositories.control.model_control import ModelControl
+from toutates.repositories.control.traffic import TrafficControl
 from toutates.server.options import Options
 from toutates.server.pages import Pages
 from toutates.server.tracing import Tracing
@@ -91,6 +93,8 @@ class Services:
         text_gate: that of the APIs for text.
         everywhere: has calls carried out in all processes of the server; None where there is but one.
         regions: of shared memory, which clients have registered.
+        copies: takes copies of requests for versions in the shadow of others.
+        traffic: has the rules of aliases and traffic.
         parameter_notices: says which parameters of requests have no effect.
         torchserve_defaults: which versions TorchServe's clients mean by none.
     """
@@ -110,6 +114,8 @@ class Services:
     text_gate: Gate | None
     torchserve_defaults: Defaults
     regions: Regions
+    copies: Copies
+    traffic: TrafficControl
     everywhere: Everywhere | None = None
     parameter_notices: ParameterNotices = field(default_factory=ParameterNotices)
 
@@ -151,6 +157,7 @@ class Services:
             tracing.settings,
             self.everywhere,
             self.regions,
+            self.traffic,
         )
         traces = [WorkerTraces(worker, one.observer, tracing.settings, tracing.put) for one in inferences]
         inference = (
@@ -173,6 +180,7 @@ class Services:
             text_doors,
             replace(options.text, limits=self._text_limits),
             min(options.rest.max_input_bytes, options.limits.max_message_size),
+            rest_infer.divider,
         )
         rest = RestHandler(
             worker,
@@ -202,7 +210,7 @@ class Services:
             return self.manager.table
 
         grpc, rest = GrpcTransport(worker), RestTransport(worker)
-        shared = (inflight, self.parameter_notices, self.regions)
+        shared = (inflight, self.parameter_notices, self.regions, self.copies)
         if gate is None:
             return (
                 InferService(worker, grpc, get_table, *shared),

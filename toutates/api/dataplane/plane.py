@@ -20,6 +20,7 @@ from toutates.api.dataplane.repository_control import load_model, unload_model
 from toutates.api.dataplane.repository_index import repository_index
 from toutates.api.dataplane.statistics import model_statistics
 from toutates.api.dataplane.trace_setting import trace_setting
+from toutates.api.dataplane.traffic import NOTE, TrafficRequest, as_note, change_of, traffic_document
 from toutates.infer.regions import Regions
 from toutates.infer.tracing.settings import TraceSettings
 from toutates.models.config.describe import model_metadata
@@ -27,6 +28,7 @@ from toutates.models.table import ModelTable
 from toutates.protocol import grpc_service_pb2 as pb
 from toutates.protocol.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from toutates.repositories.control.model_control import ModelControl
+from toutates.repositories.control.traffic import TrafficControl
 from toutates.system.errors import ModelNotReady, Unavailable, UnknownModel
 from toutates.system.logs.control import LogControl
 
@@ -66,6 +68,7 @@ class DataPlane:
         trace_settings: the trace settings of the server.
         everywhere: has calls carried out in all processes of the server; None where there is but one.
         regions: of shared memory, which clients register; None for a server that has none.
+        traffic: has the rules of aliases and traffic; None where nothing can change them.
 
     Attributes:
         get_table: returns the model table. Most answers stay the same as long as it returns the same table.
@@ -83,6 +86,7 @@ class DataPlane:
         trace_settings: TraceSettings,
         everywhere: Everywhere | None = None,
         regions: Regions | None = None,
+        traffic: TrafficControl | None = None,
     ) -> None:
         self.get_table = get_table
         self.readiness = readiness
@@ -92,6 +96,7 @@ class DataPlane:
         self._log_control = log_control
         self._trace_settings = trace_settings
         self._everywhere = everywhere
+        self._traffic = traffic
 
     # --- the server --------------------------------------------------------------------------------------------------
 
@@ -153,9 +158,12 @@ class DataPlane:
         """Answer ModelMetadata; without a version it lists all versions that are loaded."""
         table = self.get_table()
         version = table.find(request.name, request.version)
-        loaded = [served.number for served in model.served()] if (model := table.get(request.name)) else []
-        shown = [version.number] if request.version else loaded
-        return model_metadata(request.name, shown, version.signature, version.config)
+        own = table.get(version.model)
+        loaded = [served.number for served in own.served()] if own is not None else []
+        # Of a name that stands for a version, that one.
+        is_one = bool(request.version) or (version.model != request.name and version.number not in loaded[-1:])
+        shown = [version.number] if is_one else loaded
+        return model_metadata(version.model, shown, version.signature, version.config)
 
     def model_config(self, request: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
         """Answer ModelConfig."""
@@ -214,6 +222,18 @@ class DataPlane:
             )
         await unload_model(self._control, request)
         return pb.RepositoryModelUnloadResponse()
+
+    # --- aliases and traffic -----------------------------------------------------------------------------------------
+
+    async def traffic(self, request: TrafficRequest) -> dict[str, Any]:
+        """Answer with the rules of aliases and traffic, after the change that is asked for."""
+        if request.change is not None:
+            self.refuse_unless_loads_on_request()
+            control = self._traffic
+            if control is None:
+                raise Unavailable("aliases and traffic cannot be changed")
+            await self.note_everywhere(NOTE, as_note(request.change), lambda said: change_of(control, said))
+        return traffic_document(self.get_table())
 
     # --- where there are several processes ---------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from toutates.engine.counters import CacheCounters
 from toutates.engine.response_counters import ResponseStatistics
 from toutates.engine.statistics import VersionStatistics
 from toutates.models.table import ModelTable, ServedVersion, parse_version
+from toutates.models.traffic.rules import Target
 from toutates.protocol.grpc_service_pb2 import (
     InferBatchStatistics,
     InferResponseStatistics,
@@ -34,6 +35,9 @@ def model_statistics(table: ModelTable, request: ModelStatisticsRequest) -> Mode
 def _asked_for(table: ModelTable, request: ModelStatisticsRequest) -> list[ServedVersion]:
     if not request.name:
         return table.served()
+    targets = _targets(table, request)
+    if targets:
+        return [table.find_target(request.name, target) for target in targets]
     number = parse_version(request.version)
     model = table.models.get(request.name)
     loaded = model.served() if model is not None else []
@@ -43,6 +47,17 @@ def _asked_for(table: ModelTable, request: ModelStatisticsRequest) -> list[Serve
     if not chosen:
         raise InvalidRequest(f"requested model version is not available for model '{request.name}'")
     return chosen
+
+
+def _targets(table: ModelTable, request: ModelStatisticsRequest) -> list[Target]:
+    """The versions that a name stands for which is no model."""
+    if request.name in table.models:
+        return []
+    route = None if request.version else table.traffic.routes.get(request.name)
+    if route is not None:
+        return list(route.arms)
+    alias = table.target_of(request.name, request.version)
+    return [] if alias is None else [alias]
 
 
 def _statistics(version: ServedVersion) -> ModelStatistics:

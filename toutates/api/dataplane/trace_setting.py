@@ -28,9 +28,11 @@ def trace_setting(table: ModelTable, settings: TraceSettings, request: TraceSett
     model = request.model_name
     if model:
         try:
-            table.find(model, "")
+            found = table.find(model, "")
         except RequestError:
             raise InvalidRequest(f"Request for unknown model : {model}") from None
+        if found.model != model:
+            raise InvalidRequest(f"'{model}' is no model but an alias; set traces for the model that it stands for")
     if request.settings:
         given = {key: list(value.value) for key, value in request.settings.items()}
         settings.update(model, read_changes(given))

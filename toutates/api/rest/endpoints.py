@@ -10,6 +10,7 @@ from urllib.parse import unquote
 
 from toutates.api.dataplane import shared_memory
 from toutates.api.dataplane.plane import DataPlane
+from toutates.api.dataplane.traffic import TrafficRequest, read_change
 from toutates.api.rest import messages
 from toutates.api.rest.answers import EMPTY, Answer, json_answer
 from toutates.protocol import grpc_service_pb2 as pb
@@ -136,6 +137,10 @@ def _load(route: Route, body: bytes | None) -> pb.RepositoryModelLoadRequest:
     return messages.load_request(route.repository, route.model, body or b"")
 
 
+def _traffic(route: Route, body: bytes | None) -> TrafficRequest:
+    return TrafficRequest() if body is None else read_change(body)
+
+
 def _unload(route: Route, body: bytes | None) -> pb.RepositoryModelUnloadRequest:
     return messages.unload_request(route.repository, route.model, body or b"")
 
@@ -245,6 +250,18 @@ ENDPOINTS: Final[tuple[tuple[str, Endpoint], ...]] = (
     (
         _REPOSITORY + "/models/{model}/unload",
         Endpoint("unload", "model-repository", _POST, _unload, _nothing, _refuse, DataPlane.unload),
+    ),
+    (
+        "/v2/repository/traffic",
+        Endpoint(
+            "traffic",
+            "model-repository",
+            _BOTH,
+            _traffic,
+            json_answer,
+            awaited=DataPlane.traffic,
+            waits=lambda plane: True,
+        ),
     ),
     (
         "/v2[/models/{model}]/trace/setting",

@@ -253,6 +253,9 @@ class RestHandler:
             function = audited(self._author(call), function)
         answer = partial(function, request)
         caller = self._limited_caller(route, request)
+        if caller is None and route.model:
+            gate = self._doors.gate
+            caller = gate.caller if gate is not None and gate.caller is not None and gate.caller.models else None
         write = endpoint.write if caller is None else lambda message: endpoint.write(only(caller, message))
         if endpoint.grows and not route.model:
             key = endpoint.name, request.SerializeToString(), caller
@@ -285,8 +288,9 @@ class RestHandler:
         request = await trio.to_thread.run_sync(endpoint.read, route, given)
         del body, given
         answer = audited_later(author, partial(endpoint.awaited, self._plane))
-        if caller is not None and caller.models and not route.model:
-            check_names(caller, request)
+        if caller is not None and caller.models:
+            if not route.model:
+                check_names(caller, request)
             response = only(caller, await answer(request))
         else:
             response = await answer(request)

@@ -20,6 +20,7 @@ from toutates.api.text.reading import MAX_BODY_BYTES
 from toutates.api.text.routes import Page, Route
 from toutates.api.text.work import TextWork
 from toutates.http1 import Head, Refused
+from toutates.infer.traffic.divided import Divider
 from toutates.system.errors import RequestError
 
 __all__ = ["TextApis", "TextSettings", "routes_of"]
@@ -67,6 +68,7 @@ class TextApis:
         doors: what requests have to bring.
         settings: of the APIs.
         max_body: bytes of a body, at most.
+        divider: see ``Lookup``.
     """
 
     def __init__(
@@ -76,12 +78,14 @@ class TextApis:
         doors: Doors,
         settings: TextSettings,
         max_body: int,
+        divider: Divider | None = None,
     ) -> None:
         self.plane = plane
         self.work = work
         self.doors = doors
         self.settings = settings
-        self.lookup = Lookup(plane.get_table)
+        self.lookup = Lookup(plane.get_table, divider)
+        self.divider = divider
         self._routes = routes_of(settings)
         self._max_body = min(max_body, MAX_BODY_BYTES)
 
@@ -167,7 +171,7 @@ class _Purpose:
                 apis.work.refuse(call, route, route.form, error)
                 return
             if caller.models:
-                lookup = LimitedLookup(apis.plane.get_table, caller)
+                lookup = LimitedLookup(apis.plane.get_table, caller, apis.divider)
         if call.head.method == "POST":
             apis.work.begin(call, route, lookup, self._model, may_trace=self._may_trace, caller=caller)
         else:

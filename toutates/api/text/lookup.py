@@ -9,8 +9,19 @@ from weakref import ref
 
 from toutates.access.callers import Caller
 from toutates.api.text.problems import Kind, Problem
-from toutates.backends.text.interface import FoundText, Task, TextInfo, VectorForm, find_text_model, text_models
+from toutates.backends.text.interface import (
+    FoundText,
+    Task,
+    TextInfo,
+    VectorForm,
+    find_text_model,
+    text_models,
+    text_version,
+)
+from toutates.infer.traffic.divided import Divider
 from toutates.models.table import ModelTable
+from toutates.models.traffic.rules import Route
+from toutates.system.errors import Forbidden
 
 __all__ = ["ANY", "CLASSIFIER", "EMBEDDER", "RERANKER", "SPARSE", "TOKENS", "LimitedLookup", "Lookup", "Wants"]
 
@@ -56,10 +67,12 @@ class Lookup:
 
     Args:
         get_table: returns the table of models as it is now.
+        divider: counts requests of names with traffic; None for nobody.
     """
 
-    def __init__(self, get_table: Callable[[], ModelTable]) -> None:
+    def __init__(self, get_table: Callable[[], ModelTable], divider: Divider | None = None) -> None:
         self._get_table = get_table
+        self._divider = divider or Divider(bytes, None)
         self._table: Callable[[], ModelTable | None] = _no_table
         self._found: dict[tuple[str, Wants], FoundText] = {}
 
@@ -78,6 +91,9 @@ class Lookup:
             found: dict[tuple[str, Wants], FoundText] = {}
             self._table = ref(table, lambda _: found.clear())
             self._found = found
+        traffic = table.traffic
+        if traffic and name in traffic.routes:
+            return self._of_route(table, traffic.routes[name], name, wants)
         key = name, wants
         model = self._found.get(key)
         if model is None:
@@ -86,6 +102,13 @@ class Lookup:
                 self._found.clear()
             self._found[key] = model
         return model
+
+    def _of_route(self, table: ModelTable, route: Route, name: str, wants: Wants) -> FoundText:
+        """One of the versions that the requests of a name are divided between, at random."""
+        arm = route.arms[self._divider.chosen(route, b"")]
+        found = _fitting(text_version(table.find_target(name, arm)), name, wants)
+        self._divider.count_of(route, arm)[0] += 1
+        return found
 
     def all(self) -> list[FoundText]:
         """All text models, by name."""
@@ -98,17 +121,24 @@ class LimitedLookup(Lookup):
     Args:
         get_table: returns the table of models as it is now.
         caller: whose requests these are.
+        divider: see ``Lookup``.
     """
 
-    def __init__(self, get_table: Callable[[], ModelTable], caller: Caller) -> None:
-        super().__init__(get_table)
+    def __init__(self, get_table: Callable[[], ModelTable], caller: Caller, divider: Divider | None = None) -> None:
+        super().__init__(get_table, divider)
         self._caller = caller
 
     def find(self, name: str, wants: Wants) -> FoundText:
         """See ``Lookup``. A model that is not the caller's is refused whether there is one or not."""
-        if name:
-            self._caller.check_model(name)
-        return super().find(name, wants)
+        if not name:
+            return super().find(name, wants)
+        caller = self._caller
+        caller.check_model(name)
+        found = super().find(name, wants)
+        if not caller.may_use(found.name):
+            # As for the name itself, so that nobody learns what it stands for.
+            raise Forbidden(f"{caller.name} may not use the model '{name[:64]}'")
+        return found
 
     def all(self) -> list[FoundText]:
         """See ``Lookup``: those that the caller may use."""
@@ -116,7 +146,10 @@ class LimitedLookup(Lookup):
 
 
 def _named(table: ModelTable, name: str, wants: Wants) -> FoundText:
-    found = find_text_model(table, name)
+    return _fitting(find_text_model(table, name), name, wants)
+
+
+def _fitting(found: FoundText, name: str, wants: Wants) -> FoundText:
     if not wants.fits(found.model.info):
         raise Problem(Kind.WRONG_MODEL, f"the model '{name}' is not {wants.noun}", "model")
     return found

@@ -163,8 +163,8 @@ def _find(settings: ProxySettings, name: str, table: ModelTable) -> FoundText:
     if isinstance(servable, TextModel):
         if not EMBEDDER.fits(servable.info):
             raise Problem(Kind.WRONG_MODEL, f"the model '{name}' is not {EMBEDDER.noun}")
-        return FoundText(name, version.number, servable)
-    return FoundText(name, version.number, _TensorModel(version, settings))
+        return FoundText(version.model, version.number, servable)
+    return FoundText(version.model, version.number, _TensorModel(version, settings))
 
 
 class _TensorModel(TextModel):

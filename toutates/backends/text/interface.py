@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
 from typing import Final, Protocol
@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from toutates.engine.result import Timing
-from toutates.models.table import ModelTable
+from toutates.models.table import ModelTable, ServedVersion
 from toutates.system.errors import InvalidRequest, RequestError, UnknownModel
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "VectorForm",
     "find_text_model",
     "text_models",
+    "text_version",
 ]
 
 Float32 = npt.NDArray[np.float32]
@@ -405,13 +406,22 @@ def find_text_model(table: ModelTable, name: str) -> FoundText:
         ModelNotReady: it cannot answer now.
         TextError: it has no such prompt.
     """
-    model, _, prompt = name.rpartition(":") if not table.knows(name) else (name, "", "")
-    if not table.knows(model):
+    model, _, prompt = name.rpartition(":") if not table.has_name(name) else (name, "", "")
+    if not table.has_name(model):
         model, prompt = name, ""
-    served = table.find(model, "")
-    found = served.servable
-    if not isinstance(found, TextModel):
-        raise UnknownModel(f"the model '{model}' is no text model")
+    found = text_version(table.find(model, ""))
     if prompt:
-        found.check(TextOptions(prompt=prompt))
-    return FoundText(model, served.number, found, prompt or None)
+        found.model.check(TextOptions(prompt=prompt))
+    return replace(found, prompt=prompt or None)
+
+
+def text_version(served: ServedVersion) -> FoundText:
+    """A version as a text model.
+
+    Raises:
+        UnknownModel: it is none.
+    """
+    model = served.servable
+    if not isinstance(model, TextModel):
+        raise UnknownModel(f"the model '{served.model}' is no text model")
+    return FoundText(served.model, served.number, model)

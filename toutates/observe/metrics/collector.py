@@ -33,6 +33,7 @@ from toutates.system.interpreter import gil_enabled
 __all__ = ["ServerCollector"]
 
 _NS: Final = 1_000_000_000
+_SHADOW_OUTCOMES: Final = ("equal", "different", "failed", "skipped")
 
 
 class ServerCollector:
@@ -84,6 +85,7 @@ class ServerCollector:
             original_families(models, self._view.infer),
             triton_families(versions),
             self._response_cache(),
+            self._traffic(),
             self._server(table),
             self._workers(),
             executor_families(versions),
@@ -113,6 +115,18 @@ class ServerCollector:
             yield "nv_cache_num_evictions", [((), cache.evictions)]
             yield "nv_cache_lookup_duration", [((), cache.lookup_ns // 1_000)]
             yield "nv_cache_insertion_duration", [((), cache.insertion_ns // 1_000)]
+
+    def _traffic(self) -> Iterator[Named]:
+        counts = self._view.traffic()
+        yield "toutates_traffic_requests_total", list(counts.requests.items())
+        shadows = counts.shadows.items()
+        yield (
+            "toutates_shadow_requests_total",
+            [((*key, what), getattr(one, what)) for key, one in shadows for what in _SHADOW_OUTCOMES],
+        )
+        yield "toutates_shadow_slower_total", [(key, one.slower) for key, one in shadows]
+        yield "toutates_shadow_seconds_total", [(key, one.shadow_ns / _NS) for key, one in shadows]
+        yield "toutates_shadowed_seconds_total", [(key, one.sent_ns / _NS) for key, one in shadows]
 
     def _server(self, table: ModelTable) -> Iterator[Named]:
         view = self._view

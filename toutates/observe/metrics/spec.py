@@ -27,6 +27,8 @@ class Presence(Enum):
     TARGETED = "of versions with `latency_target_ms`"
     CACHE = "where the server has a response cache"
     TEXTS = "once an API for text has answered"
+    TRAFFIC = "of names with traffic, once they were asked for"
+    SHADOWS = "of names with a shadow, once a request was copied"
     GPUS = "where NVML finds a GPU"
     PROCESSES = "with several processes (`--processes`)"
 

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
+import msgspec
+
 from toutates.engine.cache.store import CacheStatistics
 from toutates.engine.counters import (
     BatchCounters,
@@ -29,8 +31,10 @@ from toutates.engine.servable import Servable
 from toutates.engine.statistics import Occupancy, VersionStatistics
 from toutates.infer.counters import InferCounters
 from toutates.infer.observing import FirstSteps
+from toutates.infer.traffic.counting import TrafficCounts, sum_of
 from toutates.models.load_counters import LoadCounters
 from toutates.models.table import ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry
+from toutates.models.traffic.rules import TrafficRules
 from toutates.net.housekeeping import Traffic
 from toutates.net.schedule import Lateness
 from toutates.observe.processes.report import (
@@ -194,6 +198,7 @@ class _Process:
     complete: bool = False
     parts: dict[_Key, _Part] = field(default_factory=dict)
     report: Report | None = None
+    rules: tuple[bytes, str] | None = None
 
 
 class Replica:
@@ -203,7 +208,7 @@ class Replica:
         count: how many processes there are.
 
     Attributes:
-        table, dropped_log_lines, traces: as ``ServerView`` has them.
+        table, dropped_log_lines, traces, traffic: as ``ServerView`` has them.
         workers, infer, repositories, loading: the same; these stay the same objects.
         warnings: the last ones of all logs, the oldest first.
     """
@@ -217,6 +222,7 @@ class Replica:
         self.dropped_log_lines = 0
         self.traces = (0, 0)
         self.response_cache: CacheStatistics | None = None
+        self.traffic = TrafficCounts()
         self.warnings: list[RecentWarning] = []
         self._processes = [_Process() for _ in range(count)]
         self._versions: dict[_Key, _Version] = {}
@@ -226,6 +232,7 @@ class Replica:
         self._past_loading = LoadCounters()
         self._past_dropped = 0
         self._past_traces = (0, 0)
+        self._past_traffic = TrafficCounts()
         self._past_repositories: dict[str, RepositoryStatistics] = {}
 
     def update(self, number: int, report: Report) -> None:
@@ -242,6 +249,7 @@ class Replica:
             return
         has_changed = report.models is not None or report.complete is not process.complete
         process.models, process.complete, process.report = models, report.complete, report
+        process.rules = report.rules or process.rules
         parts = {}
         for (key, version), statistics in zip(served, report.statistics, strict=True):
             counts = _Counts(
@@ -269,6 +277,7 @@ class Replica:
         self._past_loading = _sum_of([self._past_loading, report.loading], LoadCounters)
         self._past_dropped += report.dropped_log_lines
         self._past_traces = _pair_sum([self._past_traces, report.traces])
+        self._past_traffic = sum_of([self._past_traffic, _traffic_of(report)])
         for one in report.repositories:
             before = self._past_repositories.get(one.name, RepositoryStatistics())
             past = _sum_of_downloads([before, one.statistics])
@@ -307,7 +316,13 @@ class Replica:
                 entries[version_number] = _entry(version_number, told, served.get(key))
             models[name] = ModelEntry(name, entries, problems.get(name, ""))
         self._versions, self._served = kept, served
-        self.table = ModelTable(models, complete=bool(known) and all(process.complete for _, process in known))
+        document, problem = next((one.rules for _, one in known if one.rules is not None), (b"{}", ""))
+        self.table = ModelTable(
+            models,
+            complete=bool(known) and all(process.complete for _, process in known),
+            traffic=TrafficRules(document=msgspec.json.decode(document)),
+            traffic_problem=problem,
+        )
 
     def _version(self, key: _Key, first: ServedReport) -> tuple[_Version, ServedVersion]:
         version = self._versions.get(key)
@@ -336,6 +351,7 @@ class Replica:
         self.traces = _pair_sum([self._past_traces, *(report.traces for report in reports)])
         caches = [report.response_cache for report in reports if report.response_cache is not None]
         self.response_cache = _sum_of(caches, CacheStatistics) if caches else None
+        self.traffic = sum_of([self._past_traffic, *map(_traffic_of, reports)])
         self._add_up_repositories([one for report in reports for one in report.repositories])
         self.warnings = sorted((one for report in reports for one in report.warnings), key=lambda one: one.time_s)
 
@@ -414,3 +430,7 @@ def _sum_of_downloads(parts: list[RepositoryStatistics]) -> RepositoryStatistics
         answers=all(answers) if answers else None,
         listed_s=min(listed, default=None),
     )
+
+
+def _traffic_of(report: Report) -> TrafficCounts:
+    return TrafficCounts(dict(report.traffic), dict(report.shadows))

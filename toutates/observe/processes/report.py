@@ -6,7 +6,7 @@ The names of things are told when the table of models has changed, the numbers a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Final
 
 import msgspec
@@ -16,6 +16,8 @@ from toutates.engine.cache.store import CacheStatistics
 from toutates.engine.counters import BUCKETS, Durations, WorkerCounters
 from toutates.engine.statistics import VersionStatistics
 from toutates.infer.counters import InferCounters
+from toutates.infer.traffic.copies import ShadowCounts
+from toutates.infer.traffic.counting import NewestOr
 from toutates.models.load_counters import LoadCounters
 from toutates.models.table import ModelState, ModelTable, ServedVersion
 from toutates.net.housekeeping import Traffic
@@ -128,7 +130,7 @@ class RepositoryReport:
     statistics: RepositoryStatistics
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Report:
     """A process at one moment.
 
@@ -138,6 +140,8 @@ class Report:
         statistics: of every version that is loaded, in the order of ``models``.
         workers, infer, loading, repositories, dropped_log_lines, traces, response_cache: as ``ServerView`` has them.
         warnings: the last ones of the log.
+        traffic, shadows: see ``TrafficCounts``.
+        rules: of aliases and traffic, as JSON, and what is wrong with them; None where ``models`` is.
     """
 
     models: list[ModelReport] | None
@@ -151,6 +155,9 @@ class Report:
     traces: tuple[int, int] = (0, 0)
     warnings: list[RecentWarning] = field(default_factory=list)
     response_cache: CacheStatistics | None = None
+    traffic: list[tuple[NewestOr, int]] = field(default_factory=list)
+    shadows: list[tuple[NewestOr, ShadowCounts]] = field(default_factory=list)
+    rules: tuple[bytes, str] | None = None
 
 
 _STATES: Final = frozenset(state.value for state in ModelState)
@@ -245,6 +252,11 @@ class Reporter:
             list(self._warnings.latest()),
             view.response_cache(),
         )
+        counts = view.traffic()
+        if models is not None:
+            report.rules = msgspec.json.encode(table.traffic.document), _text(table.traffic_problem)
+        report.traffic.extend((_texts(key), count) for key, count in counts.requests.items())
+        report.shadows.extend((_texts(key), replace(one, last=_text(one.last))) for key, one in counts.shadows.items())
         message = msgspec.msgpack.encode(report)
         self._told = table
         yield message
@@ -285,6 +297,11 @@ class Reporter:
             dict(version.config.metric_tags),
             _graph(version.config),
         )
+
+
+def _texts(key: NewestOr) -> NewestOr:
+    name, model, version = key
+    return _text(name), _text(model), version
 
 
 def _graph(config: ModelConfig) -> bytes:

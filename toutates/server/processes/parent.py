@@ -393,6 +393,7 @@ class Parent:
             unready_reason=self._reason,
             processes=self._states,
             response_cache=lambda: replica.response_cache,
+            traffic=lambda: replica.traffic,
         )
 
     def _states(self) -> Sequence[ProcessState]:
