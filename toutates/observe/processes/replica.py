@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -34,7 +35,8 @@ from toutates.infer.observing import FirstSteps
 from toutates.infer.traffic.counting import TrafficCounts, sum_of
 from toutates.models.load_counters import LoadCounters
 from toutates.models.table import ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry
-from toutates.models.traffic.rules import TrafficRules
+from toutates.models.traffic.reading import read_document
+from toutates.models.traffic.rules import NO_TRAFFIC, TrafficRules
 from toutates.net.housekeeping import Traffic
 from toutates.net.schedule import Lateness
 from toutates.observe.processes.report import (
@@ -50,6 +52,7 @@ from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.protocol.signature import Signature, TensorSpec
 from toutates.repositories.interface import RepositoryStatistics
+from toutates.system.errors import ConfigurationError
 from toutates.system.logs.recent import RecentWarning
 
 __all__ = ["Replica"]
@@ -320,7 +323,7 @@ class Replica:
         self.table = ModelTable(
             models,
             complete=bool(known) and all(process.complete for _, process in known),
-            traffic=TrafficRules(document=msgspec.json.decode(document)),
+            traffic=_rules_of(document),
             traffic_problem=problem,
         )
 
@@ -430,6 +433,13 @@ def _sum_of_downloads(parts: list[RepositoryStatistics]) -> RepositoryStatistics
         answers=all(answers) if answers else None,
         listed_s=min(listed, default=None),
     )
+
+
+def _rules_of(document: bytes) -> TrafficRules:
+    try:
+        return read_document(msgspec.json.decode(document), Path("a process"))
+    except (msgspec.DecodeError, ConfigurationError):  # of another version of the server
+        return NO_TRAFFIC
 
 
 def _traffic_of(report: Report) -> TrafficCounts:

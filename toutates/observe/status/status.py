@@ -12,6 +12,7 @@ from typing import Any, Final
 from toutates.engine.counters import BUCKET_NS
 from toutates.models.table import ModelEntry, ModelState, ServedVersion, VersionEntry
 from toutates.observe.status.history import NOTHING
+from toutates.observe.status.names import names_shown
 from toutates.observe.status.sampling import (
     ERROR_KINDS,
     HISTORY,
@@ -95,6 +96,7 @@ class Status:
                 {"time_s": round(one.time_s, 1), "level": one.level, "area": one.area, "text": one.text[:MAX_TEXT]}
                 for one in reversed(list(self._warnings())[-MAX_WARNINGS:])
             ],
+            "names": names_shown(self._view.get_table(), self._view.traffic()),
             "versions_left_out": len(listed) - len(shown),
         }
         yield _json(head)[:-1] + b',"versions":['

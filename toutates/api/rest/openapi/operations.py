@@ -203,6 +203,9 @@ _CUDA_REGION: Final = Body(
 )
 
 #: By the name of the endpoint.
+#: Anything by name.
+_NAMED: Final = {"type": "object", "additionalProperties": {}}
+
 OPERATIONS: Final[Mapping[str, Operation]] = {
     "infer": Operation(
         "Run a model",
@@ -244,6 +247,12 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         {},
         _EXPLICIT,
         Body({JSON: _object(parameters=_object(unload_dependents=_BOOLEAN))}),
+    ),
+    "traffic": Operation(
+        "The rules of aliases and traffic, and changing them",
+        {JSON: _object(aliases=_NAMED, traffic=_NAMED, problem=_STRING)},
+        "A name that is null is removed. " + _EXPLICIT,
+        Body({JSON: _object(aliases=_NAMED, traffic=_NAMED)}, {"aliases": {}}, required=True),
     ),
     "trace": Operation(
         "The trace settings, and changing them",

@@ -1,0 +1,67 @@
+"""Copies of requests are bounded."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pytest
+
+from toutates.infer.traffic.copies import MAX_COPIED, Copies
+from toutates.models.table import ModelTable
+from toutates.models.traffic.rules import Shadow, Target
+from toutates.protocol.datatypes import BY_NAME
+from toutates.protocol.signature import Signature, TensorSpec
+
+SHADOW: Final = Shadow(Target("new"), 1.0, 0.0, 0.0)
+SIGNATURE: Final = Signature((TensorSpec("IN", BY_NAME["UINT8"], (-1,)),), (), batched=True)
+
+
+def plan_of(size: int) -> Any:
+    version = SimpleNamespace(signature=SIGNATURE)
+    request = SimpleNamespace(inputs=(0,), shapes=((size,),), parameters={}, outputs=())
+    return SimpleNamespace(version=version, request=request, rows=1)
+
+
+def take(copies: Copies, size: int) -> Any:
+    return copies.take("name", SHADOW, plan_of(size), [bytes(size)])
+
+
+@pytest.fixture
+def copies() -> Copies:
+    return Copies(lambda: ModelTable({}), most=3, most_bytes=1_000)
+
+
+def skipped(copies: Copies) -> int:
+    counts = copies.statistics().get(("name", Target("new")))
+    return 0 if counts is None else counts.skipped
+
+
+def test_so_many_copies_are_taken_and_others_are_counted(copies: Copies) -> None:
+    kept = [take(copies, 10) for _ in range(5)]
+    assert [one is not None for one in kept] == [True] * 3 + [False] * 2
+    assert skipped(copies) == 2
+    assert copies.held == (3, 30)
+    kept.clear()
+    assert copies.held == (0, 0)
+    assert take(copies, 10) is not None
+
+
+def test_copies_hold_so_many_bytes(copies: Copies) -> None:
+    kept = take(copies, 900)
+    assert take(copies, 101) is None
+    assert take(copies, 100) is not None
+    assert skipped(copies) == 1
+    del kept
+    assert take(copies, 900) is not None
+
+
+def test_large_request_is_not_copied() -> None:
+    copies = Copies(lambda: ModelTable({}))
+    assert take(copies, MAX_COPIED + 1) is None
+    assert take(copies, MAX_COPIED) is not None
+
+
+def test_closed_copies_take_none(copies: Copies) -> None:
+    copies.close()
+    assert take(copies, 1) is None
