@@ -25,15 +25,15 @@ def test_rules_are_read_as_they_are_written(tmp_path: Path) -> None:
     )
     rules = read_rules_file(file)
     assert rules.aliases == {"a": Target("m"), "b": Target("m"), "c": Target("m", 2)}
-    route = rules.routes["m"]
-    assert (route.heaviest, route.parameter, route.shadow) == (Target("m", 2), "user", None)
+    route = rules.routes["k"]
+    assert (route.heaviest, route.parameter, route.shadow) == (Target("k", 2), "user", None)
     # The alias of an alias with traffic has that traffic, and an alias of a version has none.
     assert rules.routes["a"] is rules.routes["b"]
     assert "c" not in rules.routes
     shadow = rules.routes["b"].shadow
     assert shadow is not None
     assert (shadow.target, shadow.share, shadow.rtol, shadow.atol) == (Target("m", 2), 0.5, 1e-3, 1)
-    assert rules.leads_to("m") == ("m",)
+    assert rules.leads_to("k") == ("k",)
     assert rules.leads_to("nothing") == ()
 
 
