@@ -252,7 +252,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         "The rules of aliases and traffic, and changing them",
         {JSON: _object(aliases=_NAMED, traffic=_NAMED, problem=_STRING)},
         "A name that is null is removed. " + _EXPLICIT,
-        Body({JSON: _object(aliases=_NAMED, traffic=_NAMED)}, {"aliases": {}}, required=True),
+        Body({JSON: _object(aliases=_NAMED, traffic=_NAMED)}, required=True),
     ),
     "trace": Operation(
         "The trace settings, and changing them",
