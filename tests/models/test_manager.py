@@ -18,6 +18,7 @@ from onnx import TensorProto, helper
 
 from tests.engine.support import DOUBLE, double, model, tensor, wait_until
 from tests.threads import cpus_of_threads
+from toutates.backends import warming as warming_module
 from toutates.backends.onnx import loader as loader_module
 from toutates.backends.onnx import preparing as preparing_module
 from toutates.backends.onnx.loader import OnnxKind
@@ -282,7 +283,8 @@ def test_a_model_loads_with_the_options_of_the_server(tmp_path: Path, monkeypatc
     monkeypatch.setattr(loader_module, "load_session", load_seen)
     put(tmp_path, "m", config=CONFIG.format(2))
     load(tmp_path)
-    assert seen == [SessionOptions()] * 2
+    # Executors on the CPU share a session, and small models an arena.
+    assert seen == [SessionOptions(shared_arena=True)]
 
 
 def pinned_placement() -> Placement:
@@ -438,7 +440,10 @@ def test_a_version_that_is_replaced_is_freed_without_the_collector(tmp_path: Pat
     trio.run(main)
 
 
-def test_sessions_of_a_version_that_is_unloaded_are_freed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("session", "count"), [("", 1), ("session:\n  intra_threads: 2\n", 3)], ids=["one", "each"])
+def test_sessions_of_a_version_that_is_unloaded_are_freed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, session: str, count: int
+) -> None:
     """With the weights that they hold, at once, though threads made them that have nothing to do any more."""
     known: list[weakref.ref[Any]] = []
 
@@ -448,19 +453,19 @@ def test_sessions_of_a_version_that_is_unloaded_are_freed(tmp_path: Path, monkey
         return session
 
     monkeypatch.setattr(loader_module, "load_session", remembered)
-    put(tmp_path, "m", config=CONFIG.format(3))
+    put(tmp_path, "m", config=CONFIG.format(3) + session)
 
     async def main() -> None:
         with trio.fail_after(30):
             async with trio.open_nursery() as nursery:
                 manager = manager_in(nursery)
                 await load_model(manager, folder_of(tmp_path))
-                assert [one() is None for one in known] == [False] * 3
+                assert [one() is None for one in known] == [False] * count
                 await unload_model(manager, "m")
                 await gone(manager)
                 left = [one() for one in known]
                 manager.stop()
-        assert left == [None] * 3
+        assert left == [None] * count
 
     trio.run(main)
 
@@ -632,8 +637,21 @@ def test_a_model_that_vanishes_while_it_loads_is_an_error_and_nothing_more(
     trio.run(main)
 
 
+@pytest.mark.parametrize(
+    ("session", "small_ns", "expected"),
+    [
+        ("", 0, [(1, 4), (4, 4)]),
+        ("", 2**62, [(1, 4)]),
+        ("session:\n  intra_threads: 2\n", 0, [(1, 4), (1, 4), (4, 4), (4, 4)]),
+    ],
+    ids=["a session for all", "of a small model", "a session for each"],
+)
 def test_warm_up_runs_one_row_and_a_whole_batch_in_every_session(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    session: str,
+    small_ns: int,
+    expected: list[tuple[int, ...]],
 ) -> None:
     runs: list[tuple[int, ...]] = []
     really_run = ModelSession.run_arrays
@@ -643,11 +661,11 @@ def test_warm_up_runs_one_row_and_a_whole_batch_in_every_session(
         return really_run(self, inputs)
 
     monkeypatch.setattr(ModelSession, "run_arrays", run)
-    put(tmp_path, "m", config=CONFIG.format(2))
+    monkeypatch.setattr(warming_module, "_SMALL_RUN_NS", small_ns)
+    put(tmp_path, "m", config=CONFIG.format(2) + session)
     load(tmp_path)
-    timed, warmed = runs[:-4], runs[-4:]
-    assert timed in ([(1, 4)], [(1, 4), (1, 4)])  # a run that was slow is timed once more
-    assert warmed == [(1, 4), (1, 4), (4, 4), (4, 4)]
+    # A run that was slow is timed once more.
+    assert runs in (expected, [(1, 4), *expected])
 
 
 def test_changes_of_one_model_wait_for_each_other_and_for_what_the_last_one_replaced(tmp_path: Path) -> None:

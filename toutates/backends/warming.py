@@ -1,8 +1,9 @@
 """Warm-up: runs before a version is ready, so that no client waits for what is done at the first run only.
 
 Where the configuration has samples (``model_warmup``), these are run, and the version fails if one of them fails. Else
-rows of zeros are run: one, and as many as a batch takes. No user asked for zeros, so a model that fails on them is
-served nevertheless.
+rows of zeros are run: one, and as many as a batch takes. On the CPU a small model's first full batch takes no longer
+than the next ones, and would only make its arena larger; so it is left out. No user asked for zeros, so a model that
+fails on them is served nevertheless.
 """
 
 from __future__ import annotations
@@ -30,17 +31,22 @@ logger = logging.getLogger(__name__)
 
 #: A run that takes longer than this, in nanoseconds, is not repeated to measure it.
 LONG_RUN_NS: Final = 1_000_000_000
+#: A model is small whose first run takes less than this, nanoseconds.
+_SMALL_RUN_NS: Final = 1_000_000
 
 
 class Runner(Protocol):
     """The part of a backend that warm-up uses.
 
     Attributes:
-        started_ns, ended_ns: see ``engine.servable.Backend``.
+        started_ns, ended_ns, on_cpu: see ``engine.servable.Backend``.
     """
 
     started_ns: int
     ended_ns: int
+
+    @property
+    def on_cpu(self) -> bool: ...
 
     def run_arrays(self, inputs: Mapping[int, npt.NDArray[Any] | StringTensor]) -> object:
         """Run on arrays, by the input's index.
@@ -82,10 +88,14 @@ def warm_up(
                 raise ModelLoadError(f"failed to run warmup sample '{sample.name}': {error}") from error
     # A profile is to show the clients' batches only.
     if not settings.warmup and settings.profiling is None:
-        times.append(time_row(sessions[0], signature))
-        for rows in sorted({1, _most_rows(settings, signature)}):
+        row_ns = time_row(sessions[0], signature)
+        times.append(row_ns)
+        is_small = 0 < row_ns < _SMALL_RUN_NS and sessions[0].on_cpu
+        for rows in sorted({1} if is_small else {1, _most_rows(settings, signature)}):
             arrays = _zeros(signature, rows)
             for session in sessions:
+                if rows == 1 and session is sessions[0] and row_ns:
+                    continue  # which it has run
                 try:
                     session.run_arrays(arrays)
                 except RequestError as error:

@@ -1,7 +1,8 @@
 """Versions that run: loaded in threads of their own, with their executors in a nursery, and ended.
 
-Loading a version blocks in ONNX Runtime, so it happens in a thread. That thread outlasts the version and frees it, see
-``system.own_thread``. Ending a version needs no garbage collector, which never looks at frozen objects.
+Loading a version blocks in ONNX Runtime, so it happens in a thread. There are as many as versions are loaded at a time,
+however many have been loaded; they free what they have made, see ``system.shared_threads``. Ending a version needs no
+garbage collector, which never looks at frozen objects.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from toutates.models.load_counters import LoadCounters
 from toutates.models.repository import VersionFolder
 from toutates.models.table import ModelState, ServedVersion, VersionEntry
 from toutates.system.errors import ToutatesError
-from toutates.system.own_thread import OwnThread
 from toutates.system.placement import Placement, Turns
+from toutates.system.shared_threads import SharedThreads
 
 __all__ = ["LoadOptions", "RunningVersions", "identity_of"]
 
@@ -76,8 +77,9 @@ class RunningVersions:
         self._counters = counters
         #: set once the version has ended
         self._ended: dict[ServedVersion, trio.Event] = {}
-        #: the thread that has loaded the version
-        self._threads: dict[ServedVersion, OwnThread] = {}
+        #: that load versions, and how many they are at
+        self._loaders = SharedThreads(options.parallel_loads)
+        self._under_way = 0
         self._loading = trio.CapacityLimiter(options.parallel_loads)
         self._executor_turns = Turns(options.placement.executors)
         self._host = Host(self._take_cpus, options.placement.anywhere, self._count_death, on_ready_change)
@@ -138,14 +140,12 @@ class RunningVersions:
             if self._options.arbiter is not None and version.turns is not None:
                 self._options.arbiter.remove(version.turns)
         del version
-        threads = [self._threads.pop(version) for version in versions if version in self._threads]  # see `stop`
         while versions:
             await self._free(versions.pop())  # which is the last to hold it
         on_ended()
 
         def free() -> None:
-            for thread in threads:
-                thread.end()
+            self._loaders.tidy()
             # Without it, what a version leaves behind depends on which threads have loaded and run it.
             give_back_freed_memory()
 
@@ -156,6 +156,12 @@ class RunningVersions:
         self.stopped.set()
         for version in list(self._ended):
             version.servable.close(workers_ended=True)
+        self._end_loaders()
+
+    def _end_loaders(self) -> None:
+        """End the threads that load, once the server has stopped and nothing is left for them to free."""
+        if self.stopped.is_set() and not self._ended and not self._under_way:
+            self._loaders.end()
 
     async def _free(self, version: ServedVersion) -> None:
         ended = self._ended.get(version)
@@ -164,6 +170,17 @@ class RunningVersions:
         version.servable.free()
 
     async def _load(self, model: str, version: VersionFolder, overridden: bool) -> VersionEntry:
+        self._under_way += 1
+        try:
+            entry = await self._try_to_load(model, version, overridden)
+            if entry.served is None:
+                self._loaders.nudge()  # to free what was made in vain
+            return entry
+        finally:
+            self._under_way -= 1
+            self._end_loaders()
+
+    async def _try_to_load(self, model: str, version: VersionFolder, overridden: bool) -> VersionEntry:
         def load() -> ServedVersion:
             options = self._options
             return load_version(
@@ -176,12 +193,11 @@ class RunningVersions:
                 arbiter=options.arbiter,
             )
 
-        # The threads of ONNX Runtime's pools inherit the name.
-        thread = OwnThread(f"ort {model}")
         began_ns = time.monotonic_ns()
         try:
             async with self._loading:
-                served = await thread.run(load)
+                # The threads of ONNX Runtime's pools inherit the name.
+                served = await self._loaders.run(load, f"ort {model}")
             self._counters.loads += 1
         except ToutatesError as error:
             return self._failed(model, version, str(error))
@@ -192,7 +208,6 @@ class RunningVersions:
         finally:
             self._counters.load_ns += time.monotonic_ns() - began_ns
         self._ended[served] = trio.Event()
-        self._threads[served] = thread
         if self.stopped.is_set():
             served.servable.close(workers_ended=True)
         self._nursery.start_soon(self._keep_running, served)
@@ -211,8 +226,7 @@ class RunningVersions:
             await served.servable.run(self._host)
         finally:
             self._ended.pop(served).set()
-            if self.stopped.is_set() and (thread := self._threads.pop(served, None)) is not None:
-                thread.end()
+            self._end_loaders()
 
     def _take_cpus(self) -> tuple[int, ...]:
         return self._executor_turns.take(1)

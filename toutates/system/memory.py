@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 __all__ = ["available_memory"]
@@ -13,8 +15,14 @@ def available_memory(proc: Path = Path("/proc"), cgroup_root: Path = Path("/sys/
     """Bytes that this process may use at most: the least of the machine's memory and its control groups' limits.
 
     Args:
-        proc, cgroup_root: where the kernel shows them (``proc(5)``, ``cgroups(7)``, versions 1 and 2).
+        proc, cgroup_root: where the kernel shows them (``proc(5)``, ``cgroups(7)``, versions 1 and 2). They are read
+            once a second at most: every model that is loaded asks.
     """
+    return _available(proc, cgroup_root, time.monotonic_ns() // 1_000_000_000)
+
+
+@lru_cache(maxsize=2)
+def _available(proc: Path, cgroup_root: Path, second: int) -> int:
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min((machine, *_cgroup_limits(proc, cgroup_root)))
 

@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 
 import trio
 
-__all__ = ["LeftBehind", "OwnThread"]
+__all__ = ["LeftBehind", "OwnThread", "name_for_the_system"]
 
 T = TypeVar("T")
 
@@ -60,14 +60,14 @@ class OwnThread:
 
         def run() -> None:
             result: Future[T] = Future()
-            _name_for_the_system(self._name)
+            name_for_the_system(self._name)
             try:
                 result.set_result(job())
             except BaseException as error:
                 result.set_exception(error)
             results.append(result)
             del result  # otherwise an error would refer to itself through its traceback
-            _name_for_the_system(f"after {self._name}")
+            name_for_the_system(f"after {self._name}")
             try:
                 token.run_sync_soon(done.set)
             except trio.RunFinishedError:
@@ -110,7 +110,7 @@ async def _first(*events: trio.Event) -> None:
             nursery.start_soon(wait_for, event)
 
 
-def _name_for_the_system(name: str) -> None:
+def name_for_the_system(name: str) -> None:
     """Name the calling thread as ``top`` and debuggers see it. Python 3.14 does that itself."""
     try:
         _SYSTEM_NAME.write_bytes(name.encode("ascii", "replace")[:_SYSTEM_NAME_BYTES])

@@ -19,6 +19,7 @@ from tests.engine.support import DOUBLE, DOUBLE_LENGTHS, Rig, gather, wait_until
 from tests.threads import threads_by_id
 from toutates.backends.onnx import session as session_module
 from toutates.backends.onnx.session import ModelSession, SessionOptions, load_session, provider_problem
+from toutates.backends.onnx.shared_arena import TINY_MODEL
 from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.signature import Signature, TensorSpec
 from toutates.system.errors import ModelLoadError
@@ -163,7 +164,7 @@ def test_the_libraries_of_cuda_are_looked_for_once_and_only_for_a_device(
 
 def test_the_cpu_has_no_problem_with_the_tiny_model_that_providers_are_tried_with() -> None:
     assert provider_problem([CPU]) == ""
-    onnx.checker.check_model(onnx.load_model_from_string(session_module._TINY_MODEL))
+    onnx.checker.check_model(onnx.load_model_from_string(TINY_MODEL))
 
 
 @pytest.mark.parametrize("content", [DOUBLE, DOUBLE_LENGTHS], ids=["known outputs", "dynamic outputs"])

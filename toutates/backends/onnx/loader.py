@@ -14,6 +14,7 @@ from toutates.backends.onnx.pinned import PinnedMemory, find_cuda_runtime
 from toutates.backends.onnx.preparing import CheckedGraph, check_graph, explained, prepare
 from toutates.backends.onnx.provider_names import CPU, Provider
 from toutates.backends.onnx.session import ModelSession, SessionOptions, load_session
+from toutates.backends.onnx.shared_arena import is_small
 from toutates.backends.sequences import instance_settings, sequence_servable, sequences_of
 from toutates.backends.warming import warm_up
 from toutates.engine.batched import BatchedServable
@@ -85,6 +86,12 @@ class OnnxKind:
             f"{profiling.file_prefix}_{model}_{version.number}_{number}" if profiling is not None else None
             for number in range(settings.num_executors)
         ]
+        shrinkage = settings.session.arena_shrinkage
+        sized = settings.padding is not None or settings.ragged is not None
+        shares_arena = (
+            not (shrinkage or sized) and _on_cpu(options) and options[0].memory_arena and is_small(model_path)
+        )
+        options = tuple(replace(own, shared_arena=shares_arena) for own in options)
         with explained(version.path):
             first = load_session(model_path, self._placed(options[0]), profile_prefix=prefixes[0])
         checked = check_graph(first, prepared, first.get_providers(), version.model_dir)
@@ -97,12 +104,15 @@ class OnnxKind:
         labels = read_labels(settings, signature, version.model_dir, configuration.source)
         for notice in shortfalls(labels, signature, settings, configuration.source):
             logger.warning("model '%s' version %d: %s", model, version.number, notice)
-        others = [
-            load_session(model_path, self._placed(own), profile_prefix=prefix)
-            for own, prefix in zip(options[1:], prefixes[1:], strict=True)
-        ]
+        # Weights then are in memory once. Threads and memory of a session's own are an executor's own.
+        if _on_cpu(options) and profiling is None and not (shrinkage or sized) and _one_thread(options[0]):
+            others = [first] * (len(options) - 1)
+        else:
+            others = [
+                load_session(model_path, self._placed(own), profile_prefix=prefix)
+                for own, prefix in zip(options[1:], prefixes[1:], strict=True)
+            ]
         profile_batches = (profiling.stop_after_batches or _NEVER_STOP) if profiling is not None else None
-        shrinkage = settings.session.arena_shrinkage
         in_time = checked.padding is not None and settings.session.memory_arena and not shrinkage
         ragged = checked.padding if isinstance(checked.padding, Ragged) else None
         sessions = [
@@ -114,6 +124,7 @@ class OnnxKind:
                 profile_batches=profile_batches,
                 arena_shrinkage=shrinkage,
                 shrinks_in_time=in_time,
+                shares_arena=shares_arena,
             )
             for number, session in enumerate((first, *others))
         ]
@@ -122,7 +133,9 @@ class OnnxKind:
             backends = [RaggedBackend(session, ragged, signature, model) for session in sessions]
         served = self._describe(model, version.number, configuration, checked, tensors, backends, first.get_providers())
         served = replace(served, labels=labels)
-        run_ns = warm_up(backends, settings, checked.graph, model, version.model_dir)
+        run_ns = warm_up(
+            backends[:1] if first in others else backends, settings, checked.graph, model, version.model_dir
+        )
         if all(session.on_cpu for session in sessions):
             cores = usable_cores(self._placement)
             advice = idle_cores_advice(run_ns, settings, options[0].intra_threads, cores, configuration.source.name)
@@ -201,6 +214,16 @@ def _device_of(backends: Sequence[ModelSession | RaggedBackend]) -> int | None:
     """The GPU that all of these run on; None where they differ, or join rows themselves."""
     devices = {backend.device if isinstance(backend, ModelSession) else None for backend in backends}
     return devices.pop() if len(devices) == 1 else None
+
+
+def _on_cpu(options: Sequence[SessionOptions]) -> bool:
+    """Whether all sessions with these options run on the CPU."""
+    return all(name == CPU for own in options for name, _ in own.providers)
+
+
+def _one_thread(options: SessionOptions) -> bool:
+    """Whether a run of such a session uses no thread but the caller's."""
+    return options.intra_threads == 1 and options.inter_threads == 1 and not options.parallel
 
 
 def _pinned_memory(source: Path) -> PinnedMemory:

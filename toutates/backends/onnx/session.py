@@ -22,6 +22,13 @@ import onnxruntime
 
 from toutates.backends.onnx import string_tensors
 from toutates.backends.onnx.provider_names import CPU, ON_DEVICES, Provider
+from toutates.backends.onnx.shared_arena import (
+    SHRINK_ENTRY,
+    TINY_MODEL,
+    USE_SHARED_ENTRY,
+    give_back_shared_arena,
+    shared_arena,
+)
 from toutates.backends.onnx.string_tensors import BlankStrings, read_strings
 from toutates.engine.lane import Batch, PackedLane
 from toutates.engine.on_device import DeviceLane
@@ -69,6 +76,7 @@ class SessionOptions:
         parallel: whether operators run side by side; None: only if ``inter_threads`` is above 1.
         graph_level: graph optimisations: ``off``, ``basic``, ``extended`` or ``all``.
         memory_arena: whether CPU memory comes from an arena, which never gives memory back by itself.
+        shared_arena: whether that arena is the one of all small models.
         memory_pattern: whether memory is planned by the pattern of earlier runs.
         config_entries: further entries of ONNX Runtime's session configuration.
     """
@@ -81,6 +89,7 @@ class SessionOptions:
     parallel: bool | None = None
     graph_level: str = "all"
     memory_arena: bool = True
+    shared_arena: bool = False
     memory_pattern: bool = True
     config_entries: tuple[tuple[str, str], ...] = ()
 
@@ -122,6 +131,8 @@ def load_session(
     session_options.graph_optimization_level = _GRAPH_LEVELS[options.graph_level]
     session_options.enable_cpu_mem_arena = options.memory_arena
     session_options.enable_mem_pattern = options.memory_pattern
+    if options.shared_arena and options.memory_arena and shared_arena():
+        session_options.add_session_config_entry(*USE_SHARED_ENTRY)
     for key, value in options.config_entries:
         session_options.add_session_config_entry(key, value)
     # Fatal errors only: a run that fails comes back as an exception, and would leave a line in the log for each request
@@ -147,7 +158,7 @@ def provider_problem(providers: Sequence[Provider]) -> str:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     try:
-        return _missing(_new_session(_TINY_MODEL, options, providers), providers)
+        return _missing(_new_session(TINY_MODEL, options, providers), providers)
     except Exception as error:
         return one_line(error, _MAX_REASON)
 
@@ -181,17 +192,10 @@ def _missing(session: onnxruntime.InferenceSession, providers: Sequence[Provider
     return f"onnxruntime could not start {', '.join(missing)}; its messages above say why" if missing else ""
 
 
-#: An ONNX file: y = Identity(x), one float; of opset 13, which every ONNX Runtime since 1.8 reads.
-_TINY_MODEL: Final = bytes.fromhex(
-    "08073a370a100a017812017922084964656e746974791201675a0f0a0178120a"
-    "0a08080112040a020801620f0a0179120a0a08080112040a02080142040a00100d"
-)
-
-
 def _shrinking(devices: str) -> onnxruntime.RunOptions:
     """Options of a run after which the arenas of these devices give memory back."""
     options = onnxruntime.RunOptions()
-    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", devices)
+    options.add_run_config_entry(SHRINK_ENTRY, devices)
     return options
 
 
@@ -207,10 +211,11 @@ def execution_failure(error: Exception) -> ExecutionFailed:
 
 
 class ModelSession:
-    """One ONNX Runtime session of a model version: the backend of one executor (``engine.servable.Backend``).
+    """An ONNX Runtime session of a model version: the backend of one executor (``engine.servable.Backend``).
 
     Args:
-        session: the loaded session.
+        session: the loaded session. Several executors may have the same one: ``run`` of it may be called in several
+            threads, and what belongs to one run is the executor's own.
         signature: the model's tensors.
         model: its name, for errors.
         number: of the executor, among those of this version.
@@ -218,6 +223,7 @@ class ModelSession:
         arena_shrinkage: devices whose arenas give memory back after each run, such as ``cpu:0``; "" for none.
         shrinks_in_time: whether the arena of the CPU gives memory back after a run once a second, for models whose
             runs differ in size.
+        shares_arena: whether it uses the arena of all small models.
     """
 
     def __init__(
@@ -230,11 +236,13 @@ class ModelSession:
         profile_batches: int | None = None,
         arena_shrinkage: str = "",
         shrinks_in_time: bool = False,
+        shares_arena: bool = False,
     ) -> None:
         self.session = session
         self.signature = signature
         self.model = model
         self._number = number
+        self._shares_arena = shares_arena
         self._packer = OutputPacker(signature, model)
         self._profile_batches_left = profile_batches
         #: when ONNX Runtime last began and ended a run, monotonic nanoseconds
@@ -371,8 +379,10 @@ class ModelSession:
         return self.bind(lane.inputs(batch, first, rows), lane.outputs(batch, first, rows))
 
     def close(self) -> None:
-        """Write the profile, if there is one; no run will follow."""
+        """Write the profile, if there is one, and give back what runs have had of the shared arena; no run follows."""
         self._end_profiling()
+        if self._shares_arena:
+            give_back_shared_arena()
 
     def bind(self, inputs: Mapping[int, Any], outputs: Sequence[npt.NDArray[Any]]) -> onnxruntime.IOBinding:
         """Bind buffers for ``run_bound``.
