@@ -25,6 +25,7 @@ from bench.results import Cell, GoodputFigure, Results
 from bench.servers import Server
 from bench.sized_models import configured, sized_model
 from bench.start import Starter, in_turn
+from toutates.bench.arrivals import Arrivals
 from toutates.bench.load import Asked, Load, LoadFailed, LoadResult, run_load
 
 __all__ = ["PART", "measure_goodput"]
@@ -185,7 +186,7 @@ def _load(
     weights = [weight for _, _, weight in _MODELS.values()]
     asked = [Asked(METHOD, one.message, weight) for one, weight in zip(questions, weights, strict=True)]
     load = Load(
-        host, int(port), asked, _CONNECTIONS, rate, seconds, variation, _UNDER_WAY, bound_ms=BOUND_MS, seed=seed,
+        host, int(port), asked, _CONNECTIONS, rate, seconds, Arrivals(variation), _UNDER_WAY, bound_ms=BOUND_MS, seed=seed,
         cores=(core,), ahead=True, patience_s=1.0,
     )  # fmt: skip
     try:

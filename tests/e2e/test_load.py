@@ -13,8 +13,9 @@ from tests.e2e.held import Runs
 from tests.e2e.process import ServerProcess
 from tests.ports import dead_port
 from toutates.bench.arrivals import CONSTANT, make_schedule
-from toutates.bench.client_connection import Request
+from toutates.bench.client_connection import ClientConnection, Request
 from toutates.bench.driver import Driver
+from toutates.bench.endpoint import GRPC, Endpoint
 from toutates.bench.load import Asked, Load, LoadFailed, run_load
 from toutates.bench.outcome import UNANSWERED, summarise
 from toutates.command.main import main
@@ -55,7 +56,8 @@ def test_requests_without_an_answer_are_told_when_patience_ends(held_server: tup
     server, runs = held_server
     request = Request(PATH, "localhost", message("slow", np.zeros((1, 1), np.int64), "INT64"))
     schedule = make_schedule(CONSTANT, 50, 0.1, [1], seed=0)
-    with contextlib.closing(Driver(("127.0.0.1", server.port), 2, [request])) as driver, runs.held():
+    endpoint = Endpoint(GRPC, "127.0.0.1", server.port)
+    with contextlib.closing(Driver(endpoint, 2, [request], ClientConnection)) as driver, runs.held():
         record = driver.run_schedule(schedule, 0.1, patience_s=0)
     assert record.statuses.tolist() == [UNANSWERED] * 4
     assert summarise(record, 1, 10**9).total.statuses == {"UNANSWERED": 4}
@@ -67,7 +69,7 @@ def test_a_server_that_is_not_there_is_told() -> None:
 
 
 def bench(*arguments: str) -> int:
-    return main(["bench", *arguments, "--seconds", "0.1", "--repeats", "2", "--connections", "2"])
+    return main(["bench", *arguments, *"--seconds 0.1 --repeats 2 --connections 2 --warmup 0.05".split()])
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -44,3 +46,32 @@ def test_what_cannot_be_scheduled_is_refused(rate: float, seconds: float, weight
         make_schedule(POISSON, rate, seconds, weights, seed=0)
     with pytest.raises(ValueError, match="must be from 0 to 100"):
         gamma(-1)
+
+
+def test_a_ramp_rises_evenly_and_bursts_come_at_once() -> None:
+    times = make_schedule(Arrivals(0, ramp_to=3_000), 1_000, 10, [1], seed=1).times_ns
+    assert times.size == pytest.approx(20_000, rel=0.01)
+    assert (times < 1e9).sum() == pytest.approx(1_100, rel=0.02)
+    assert (times > 9e9).sum() == pytest.approx(2_900, rel=0.02)
+    falling = make_schedule(Arrivals(1, ramp_to=100), 1_000, 10, [1], seed=1).times_ns
+    assert (falling < 5e9).sum() > 2 * (falling > 5e9).sum()
+    bursts = make_schedule(Arrivals(1, burst=8), 800, 10, [1], seed=1).times_ns
+    assert np.unique(bursts, return_counts=True)[1].tolist() == [8] * (bursts.size // 8)
+    assert bursts.size == pytest.approx(8_000, rel=0.1)
+
+
+def test_a_trace_is_repeated_to_the_end() -> None:
+    times = make_schedule(Arrivals(gaps_ns=(10**8, 3 * 10**8)), 1, 1, [1], seed=1).times_ns
+    assert times.tolist() == [10**8, 4 * 10**8, 5 * 10**8, 8 * 10**8, 9 * 10**8]
+
+
+def test_parts_of_a_schedule_are_the_whole() -> None:
+    whole = make_schedule(POISSON, 100, 1, [1, 1], seed=1)
+    parts = [whole.part(number, 3) for number in range(3)]
+    assert sorted(time for part in parts for time in part.times_ns.tolist()) == whole.times_ns.tolist()
+
+
+@pytest.mark.parametrize("wrong", [{"burst": 0}, {"ramp_to": 0.0}, {"gaps_ns": (0, 0)}, {"gaps_ns": (5, -1)}])
+def test_arrivals_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"must be"):
+        Arrivals(**wrong)

@@ -10,7 +10,8 @@ from h2.connection import H2Connection
 from h2.events import DataReceived, Event, RequestReceived, StreamEnded, StreamReset
 from h2.settings import SettingCodes
 
-from toutates.bench.client_connection import LOST, Answer, ClientConnection, ConnectionFailed, Request
+from toutates.bench.answer import LOST, Answer, ConnectionFailed
+from toutates.bench.client_connection import ClientConnection, Request
 
 REQUEST = Request("/service/Method", "host:1", b"question", {"x-name": "a" * 300})
 OK = [("grpc-status", "0")]

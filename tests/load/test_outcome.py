@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
-from toutates.bench.client_connection import LOST
-from toutates.bench.outcome import NEVER, UNANSWERED, Outcome, OutcomeOfRequest, Record, summarise
+from toutates.bench.answer import LOST
+from toutates.bench.outcome import NEVER, UNANSWERED, Record, merge, summarise
 
 MS = 1_000_000
 BOUND = 20 * MS
@@ -46,11 +44,24 @@ def test_a_client_that_was_late_has_no_verdict() -> None:
     assert outcome.client_cpu == 0.25
 
 
-def test_an_outcome_comes_back_from_json_and_outcomes_add_up() -> None:
-    outcome = summarise(record([(0, 0, 0, 0, 1, 0), (1, 0, 1, 1, 30, 0)]), 2, BOUND)
-    again = Outcome.from_json(json.loads(json.dumps(outcome.to_json())))
-    assert again.to_json() == outcome.to_json()
-    twice = OutcomeOfRequest()
-    twice.add(again.total)
-    twice.add(outcome.total)
-    assert (twice.offered, twice.in_time, twice.statuses) == (4, 2, {"OK": 4})
+def test_outcomes_of_several_clients_add_up() -> None:
+    outcome, other = (summarise(record([(0, 0, 0, 0, 1, 0), (1, 0, 1, 1, 30, 0)]), 2, BOUND) for _ in range(2))
+    merged = merge([outcome, other])
+    assert (merged.total.offered, merged.total.in_time, merged.total.statuses) == (4, 2, {"OK": 4})
+    assert merged.seconds == 2
+    assert (merged.client_cpu, merged.client_seconds) == (0.25, 1.0)
+    assert sum(one.answered for one in merged.timeline) == 4
+
+
+def test_the_timeline_shows_when_a_server_was_slow() -> None:
+    rows = [(0, at, at, at, at + (300 if 1_000 <= at < 1_100 else 1), 0) for at in range(0, 2_000, 10)]
+    slices = summarise(record(rows), 1, BOUND).timeline
+    assert sum(one.answered for one in slices) == 200
+    slow = [place / len(slices) for place, one in enumerate(slices) if one.p99_ns > 100 * MS]
+    assert slow
+    assert 0.5 <= min(slow) <= max(slow) < 0.55
+
+
+def test_a_load_that_was_stopped_is_without_what_was_under_way() -> None:
+    rows = [(0, 0, 0, 0, 1, 0), (0, 0, 0, 0, NEVER, UNANSWERED)]
+    assert summarise(record(rows).without_unanswered(), 1, BOUND).total.statuses == {"OK": 1}

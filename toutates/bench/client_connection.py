@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final
 
 from hpack import Decoder, HPACKError
 
-__all__ = ["LOST", "Answer", "ClientConnection", "ConnectionFailed", "Request"]
+from toutates.bench.answer import LOST, Answer, ConnectionFailed
 
-#: The status of a call whose stream or connection was ended without one: not one of gRPC's.
-LOST: Final = -1
+__all__ = ["ClientConnection", "Request"]
+
 _UNKNOWN: Final = 2
 
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -38,24 +38,6 @@ _DEFAULT_FRAME: Final = 16_384
 _GIVEN_BACK: Final = 2**29
 
 
-class ConnectionFailed(Exception):
-    """The server has ended the connection, or does not speak HTTP/2."""
-
-
-class Answer(NamedTuple):
-    """How a call ended.
-
-    Attributes:
-        stream_id: of the call.
-        status: gRPC's, or LOST.
-        message: the length-prefixed message, or b"" if there is none.
-    """
-
-    stream_id: int
-    status: int
-    message: bytes | bytearray
-
-
 class Request:
     """A call that is made again and again.
 
@@ -64,12 +46,22 @@ class Request:
         authority: host:port.
         message: without gRPC's prefix.
         metadata: further header fields, names in lower case.
+        secure: whether it goes by TLS.
     """
 
     __slots__ = ("body", "data_head", "headers", "headers_head")
 
-    def __init__(self, path: str, authority: str, message: bytes, metadata: Mapping[str, str] | None = None) -> None:
-        fields = {":method": "POST", ":scheme": "http", ":path": path, ":authority": authority, "te": "trailers"}
+    def __init__(
+        self,
+        path: str,
+        authority: str,
+        message: bytes,
+        metadata: Mapping[str, str] | None = None,
+        *,
+        secure: bool = False,
+    ) -> None:
+        scheme = "https" if secure else "http"
+        fields = {":method": "POST", ":scheme": scheme, ":path": path, ":authority": authority, "te": "trailers"}
         fields |= {"content-type": "application/grpc", **(metadata or {})}
         block = b"".join(_literal(name) + _literal(value, first=b"") for name, value in fields.items())
         if len(block) > _DEFAULT_FRAME:
@@ -181,7 +173,7 @@ class ClientConnection:
             kind = word & 255
             if size < end:
                 if end - start > 2**20 or (not self.greeted and kind != _SETTINGS):
-                    raise ConnectionFailed("the server does not speak HTTP/2")
+                    raise ConnectionFailed(_not_http2(received, at))
                 break
             at = end
             if kind == _HEADERS and flags & ~_END_STREAM == _END_HEADERS:
@@ -210,6 +202,11 @@ class ClientConnection:
             self._out.append(_frame(_WINDOW_UPDATE, 0, 0, self._taken.to_bytes(4, "big")))
             self._taken = 0
         return answers
+
+    def receive_end(self) -> Sequence[Answer]:
+        """The server has closed the connection, which ends no call as it should."""
+        self.ended = self.ended or "the server closed the connection"
+        return ()
 
     def _end(self, answers: list[Answer], stream_id: int, status: int) -> None:
         if not stream_id & 1 or not 0 < stream_id < self._next_id:
@@ -303,6 +300,12 @@ class ClientConnection:
                 del self._bodies[stream_id], self._windows[stream_id]
             else:
                 self._bodies[stream_id] = body, stop
+
+
+def _not_http2(received: bytes | bytearray, at: int) -> str:
+    if received[at : at + 5] == b"HTTP/":
+        return "the server speaks HTTP/1.1, and no gRPC; write http:// instead of grpc:// for REST"
+    return "the server does not speak HTTP/2"
 
 
 def _frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:

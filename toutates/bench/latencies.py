@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -64,21 +63,25 @@ class Latencies:
         rank = min(max(1, math.ceil(share * total - 1e-9)), total)
         return _last_of(int(np.searchsorted(np.cumsum(self.counts), rank)))
 
-    def to_json(self) -> dict[str, int]:
-        """The buckets that are not empty."""
-        return {str(at): int(self.counts[at]) for at in np.flatnonzero(self.counts)}
+    def share_within(self, most_ns: int) -> float:
+        """The share of all that took no longer than so; 0 of nothing."""
+        total = self.count
+        if not total:
+            return 0.0
+        excess = max(int(most_ns).bit_length() - 1 - _PARTS_BITS, 0)
+        return float(self.counts[: excess * _PARTS + (int(most_ns) >> excess) + 1].sum() / total)
 
-    @classmethod
-    def from_json(cls, buckets: Mapping[str, int]) -> Latencies:
-        """What ``to_json`` gave.
+    def mean(self) -> float:
+        """The mean in nanoseconds, within the width of buckets; 0 of nothing."""
+        total = self.count
+        if not total:
+            return 0.0
+        filled = np.flatnonzero(self.counts)
+        return float(sum(_last_of(int(at)) * int(self.counts[at]) for at in filled) / total)
 
-        Raises:
-            ValueError, IndexError: it is something else.
-        """
-        made = cls()
-        for at, count in buckets.items():
-            made.counts[int(at)] = count
-        return made
+    def points(self) -> list[tuple[int, int]]:
+        """The end of each bucket that is not empty, in nanoseconds, and its count."""
+        return [(_last_of(int(at)), int(self.counts[at])) for at in np.flatnonzero(self.counts)]
 
 
 def _last_of(bucket: int) -> int:

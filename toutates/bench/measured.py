@@ -10,15 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from toutates.bench.intervals import Interval, mean_interval
 from toutates.bench.latencies import Latencies
 from toutates.bench.outcome import Outcome
+from toutates.bench.server_figures import ServerFigures
 
-__all__ = ["Condition", "Measured", "read_condition"]
+__all__ = ["SHARES", "Condition", "Measured", "read_condition", "read_target"]
 
-_SHARES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99.9": 0.999, "p99.99": 0.9999}
-#: Of Student's t distribution, for an interval of 95 %, by the repeats.
-_T: Final = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
-_T_OF_MORE: Final = 2.0
+SHARES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99.9": 0.999, "p99.99": 0.9999}
 _CONDITION: Final = re.compile(r"(p\d+(?:\.\d+)?|rate|errors)\s*([<>])\s*(\d+(?:\.\d+)?)\s*(us|ms|s|%)?")
 _UNITS: Final = {"us": 1e3, "ms": 1e6, "s": 1e9}
 #: A client that needs more of its core is what the figures are about.
@@ -58,10 +57,25 @@ def read_condition(text: str) -> Condition:
         or (match[4] == "%") is not (match[1] == "errors")
     ):
         raise ValueError("expected a condition such as p99>10ms, rate<1000 or errors>1%")
-    if match[1].startswith("p") and match[1] not in _SHARES:
-        raise ValueError(f"expected one of {', '.join(_SHARES)}")
+    if match[1].startswith("p") and match[1] not in SHARES:
+        raise ValueError(f"expected one of {', '.join(SHARES)}")
     bound = float(match[3]) * (_UNITS.get(match[4], 1.0) if match[4] != "%" else 0.01)
     return Condition(text, match[1], match[2] == ">", bound)
+
+
+def read_target(text: str) -> Condition:
+    """What is to hold, such as ``p99=10ms`` or ``errors=1%``: the condition under which it does not.
+
+    Raises:
+        ValueError: it is none.
+    """
+    name, equals, bound = text.partition("=")
+    if not equals or name.strip("< ") == "rate":
+        raise ValueError("expected a target such as p99=10ms or errors=1%")
+    try:
+        return read_condition(f"{name.strip('< ')}>{bound.strip()}")
+    except ValueError:
+        raise ValueError(f"expected a target such as p99=10ms or errors=1%, with one of {', '.join(SHARES)}") from None
 
 
 @dataclass(slots=True)
@@ -74,6 +88,9 @@ class Measured:
         texts: the first text of each status but OK, by its number.
         checked: answers that were compared.
         wrong: how some of them differed.
+        server: what the server counted, of each repeat.
+        stopped: whether it was ended before its time.
+        broken: why a repeat could not be made, or "".
     """
 
     outcomes: list[Outcome]
@@ -81,6 +98,35 @@ class Measured:
     texts: dict[int, str] = field(default_factory=dict)
     checked: int = 0
     wrong: list[str] = field(default_factory=list)
+    server: list[ServerFigures] = field(default_factory=list)
+    stopped: bool = False
+    broken: str = ""
+
+    def of_server(self, name: str) -> Interval | None:
+        """A figure of the server over the repeats; None if nobody counts it."""
+        values = [value for one in self.server if (value := getattr(one, name)) is not None]
+        return mean_interval(values) if values else None
+
+    def client_us(self) -> float:
+        """CPU of all clients for each request that was ended, in microseconds."""
+        ended = sum(one.total.offered for one in self.outcomes)
+        return sum(one.client_seconds for one in self.outcomes) * 1e6 / max(1, ended)
+
+    def quantile_interval(self, share: float) -> Interval | None:
+        """A quantile of latency over the repeats, in nanoseconds; None of nothing."""
+        found = [one.total.from_intended for one in self.outcomes]
+        values = [float(one.quantile(share)) for one in found if one.count]
+        return mean_interval(values) if values else None
+
+    def join(self, other: Measured) -> None:
+        """Take the repeats of another measurement of such loads."""
+        self.outcomes += other.outcomes
+        self.server += other.server
+        self.texts = {**other.texts, **self.texts}
+        self.checked += other.checked
+        self.wrong += other.wrong
+        self.stopped |= other.stopped
+        self.broken = self.broken or other.broken
 
     def rates(self) -> list[float]:
         """Requests answered with OK per second, of each repeat."""
@@ -104,7 +150,7 @@ class Measured:
         found = {"rate": statistics.mean(self.rates()), "errors": 1 - statuses["OK"] / max(1, statuses.total())}
         intended, _ = self.latencies()
         if intended.count:
-            found |= {name: float(intended.quantile(share)) for name, share in _SHARES.items()}
+            found |= {name: float(intended.quantile(share)) for name, share in SHARES.items()}
         return found
 
     def failed(self, conditions: Sequence[Condition]) -> list[str]:
@@ -119,13 +165,21 @@ class Measured:
 
     def doubt(self) -> str:
         """Why the figures are the client's and not the server's; "" if they are not."""
+        if not self.outcomes:
+            return ""
         busy = max(one.client_cpu for one in self.outcomes)
         if busy > _BUSY:
-            return f"the client took {busy:.0%} of a core, and was the bottleneck"
+            return f"the client took {busy:.0%} of a core, and was the bottleneck; give it more by --processes"
+        starved = max(self.outcomes, key=lambda one: one.client_cpu + one.client_waited)
+        if starved.client_cpu + starved.client_waited > _BUSY:
+            return (
+                f"the client took {starved.client_cpu:.0%} of a core and waited for one for "
+                f"{starved.client_waited:.0%} of the time: the machine has too much to do"
+            )
         if self.open_loop:
             intended, _ = self.latencies()
             p99 = intended.quantile(0.99) if intended.count else 0
-            lag = max(one.lag.quantile(0.99) for one in self.outcomes if one.lag.count)
+            lag = max((one.lag.quantile(0.99) for one in self.outcomes if one.lag.count), default=0)
             if lag > max(_LAG_NS, _LAG_SHARE * p99):
                 return f"the client itself was {lag / 1e6:.1f} ms late with one request of a hundred"
         return ""
@@ -133,31 +187,51 @@ class Measured:
     def to_json(self) -> dict[str, Any]:
         """All figures, latencies in microseconds."""
         intended, sent = self.latencies()
+        rate = mean_interval(self.rates())
         return {
-            "requests_per_second": statistics.mean(self.rates()),
-            "requests_per_second_interval": _interval(self.rates()),
+            "requests_per_second": rate.mean,
+            "requests_per_second_interval": _known(rate.half),
             "repeats": self.rates(),
+            "offered_per_second": statistics.fmean(one.total.offered / one.seconds for one in self.outcomes),
             "latency_us": _quantiles(intended),
+            "latency_intervals_us": {
+                name: _known(found.half / 1e3)
+                for name, share in SHARES.items()
+                if (found := self.quantile_interval(share)) is not None
+            },
             "latency_from_sending_us": _quantiles(sent),
+            "histogram_us": [[end / 1e3, count] for end, count in intended.points()],
             "statuses": dict(self.statuses()),
             "texts": {str(status): text for status, text in self.texts.items()},
             "checked": self.checked,
             "wrong": self.wrong,
+            "server": {
+                name: {"mean": found.mean, "interval": _known(found.half)}
+                for name in _OF_SERVER
+                if (found := self.of_server(name)) is not None
+            },
             "client_cpu": max(one.client_cpu for one in self.outcomes),
-            "client_lag_p99_us": max(
-                (one.lag.quantile(0.99) / 1e3 for one in self.outcomes if one.lag.count), default=0
-            ),
+            "client_waited": max(one.client_waited for one in self.outcomes),
+            "client_cpu_us_per_request": self.client_us(),
+            "client_lag_p99_us": self._lag_ns() / 1e3,
+            "stopped": self.stopped,
+            "broken": self.broken,
             "doubt": self.doubt(),
         }
+
+    def _lag_ns(self) -> int:
+        return max((one.lag.quantile(0.99) for one in self.outcomes if one.lag.count), default=0)
 
     def lines(self) -> Iterator[str]:
         """For people."""
         rates = self.rates()
-        told = f"  requests/s   {statistics.mean(rates):,.0f}"
-        yield told + (f" +- {_interval(rates):,.0f}" if len(rates) > 1 else "")
+        yield f"  requests/s   {_with_interval(mean_interval(rates))}"
         intended, sent = self.latencies()
         if intended.count:
             yield f"  latency, us  {_row(intended)}"
+            if len(self.outcomes) > 1:
+                told = (f"{name} +- {found.half / 1e3:,.0f}" for name, found in self._intervals())
+                yield f"    intervals  {'  '.join(told)}"
             if self.open_loop and intended.quantile(0.99) > 1.05 * sent.quantile(0.99):
                 yield f"    from sent  {_row(sent)}"
         for name, count in sorted(self.statuses().items()):
@@ -167,25 +241,59 @@ class Measured:
             yield f"    {text}"
         if self.checked:
             yield f"  answers      {self.checked:,} compared, {len(self.wrong)} wrong"
-        for text in self.wrong[:3]:
+        for text in dict.fromkeys(self.wrong[:3]):
             yield f"    {text}"
-        lag = max((one.lag.quantile(0.99) for one in self.outcomes if one.lag.count), default=0)
-        late = f", {lag / 1e3:,.0f} us late at p99" if self.open_loop else ""
-        yield f"  client       {max(one.client_cpu for one in self.outcomes):.0%} of a core{late}"
+        server = [
+            f"{label} {_with_interval(found)}{unit}"
+            for name, (label, unit) in _OF_SERVER.items()
+            if (found := self.of_server(name)) is not None and label
+        ]
+        if server:
+            yield f"  server       {', '.join(server)}"
+        late = f", {self._lag_ns() / 1e3:,.0f} us late at p99" if self.open_loop else ""
+        waited = max(one.client_waited for one in self.outcomes)
+        waiting = f", waited for one {waited:.0%} of the time" if waited > 0.05 else ""
+        busy = max(one.client_cpu for one in self.outcomes)
+        yield f"  client       {busy:.0%} of a core{waiting}, {self.client_us():.1f} us a request{late}"
+        if self.stopped:
+            yield "  STOPPED before its time: these are the figures until then"
+        if self.broken:
+            yield f"    {self.broken}"
+
+    def _intervals(self) -> Iterator[tuple[str, Interval]]:
+        for name, share in SHARES.items():
+            if (found := self.quantile_interval(share)) is not None:
+                yield name, found
 
 
-def _interval(values: Sequence[float]) -> float:
-    """Half of the interval that holds the mean with 95 %."""
-    if len(values) < 2:
-        return 0.0
-    return _T.get(len(values), _T_OF_MORE) * statistics.stdev(values) / math.sqrt(len(values))
+#: What is shown of a server, with its unit; "" for what the text leaves out.
+_OF_SERVER: Final = {
+    "cpu_us": ("CPU", " us a request"),
+    "resident_mib": ("memory", " MiB"),
+    "batch_rows": ("batches of", " rows"),
+    "queue_us": ("in the queue", " us"),
+    "input_us": ("", " us"),
+    "infer_us": ("computing", " us"),
+    "output_us": ("", " us"),
+}
+
+
+def _known(value: float) -> float | None:
+    """NaN is nothing in JSON."""
+    return None if math.isnan(value) else value
+
+
+def _with_interval(found: Interval) -> str:
+    digits = 0 if abs(found.mean) >= 100 else 1
+    half = "" if math.isnan(found.half) else f" +- {found.half:,.{digits}f}"
+    return f"{found.mean:,.{digits}f}{half}"
 
 
 def _quantiles(latencies: Latencies) -> dict[str, float]:
     if not latencies.count:
         return {}
     return {
-        **{name: latencies.quantile(share) / 1e3 for name, share in _SHARES.items()},
+        **{name: latencies.quantile(share) / 1e3 for name, share in SHARES.items()},
         "max": latencies.quantile(1) / 1e3,
     }
 

@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Self
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from toutates.bench.client_connection import LOST
+from toutates.bench.answer import LOST
 from toutates.bench.latencies import Latencies
 from toutates.h2grpc import Status
 
-__all__ = ["NEVER", "UNANSWERED", "Outcome", "OutcomeOfRequest", "Record", "summarise"]
+__all__ = [
+    "NEVER",
+    "UNANSWERED",
+    "Outcome",
+    "OutcomeOfRequest",
+    "Record",
+    "Slice",
+    "merge",
+    "status_name",
+    "summarise",
+]
 
 #: A time that has not come.
 NEVER: Final = -1
 #: The status of a request that got no answer while there was patience, beside gRPC's and LOST.
 UNANSWERED: Final = -2
+#: Pieces of a load's time.
+_SLICES: Final = 50
 _NAMES: Final = {LOST: "LOST", UNANSWERED: "UNANSWERED", **{int(status): status.name for status in Status}}
 
 
@@ -36,6 +48,7 @@ class Record:
         statuses: gRPC's, LOST or UNANSWERED.
         cpu_seconds: of the client, while the load lasted.
         seconds: that the load lasted, without the wait for the last answers.
+        waited_seconds: for which the client could have run, and waited for a core.
     """
 
     choices: npt.NDArray[np.int64]
@@ -46,6 +59,22 @@ class Record:
     statuses: npt.NDArray[np.int64]
     cpu_seconds: float
     seconds: float
+    waited_seconds: float = 0.0
+
+    def without_unanswered(self) -> Record:
+        """Of a load that was stopped: without what was under way."""
+        kept = self.statuses != UNANSWERED
+        return Record(
+            self.choices[kept],
+            self.intended_ns[kept],
+            self.noticed_ns[kept],
+            self.sent_ns[kept],
+            self.answered_ns[kept],
+            self.statuses[kept],
+            cpu_seconds=self.cpu_seconds,
+            seconds=self.seconds,
+            waited_seconds=self.waited_seconds,
+        )
 
 
 @dataclass(slots=True)
@@ -76,17 +105,19 @@ class OutcomeOfRequest:
         self.from_intended.add(other.from_intended)
         self.from_sent.add(other.from_sent)
 
-    def to_json(self) -> dict[str, Any]:
-        """For another process."""
-        latencies = {name: getattr(self, name).to_json() for name in ("from_intended", "from_sent")}
-        counts = {name: getattr(self, name) for name in ("offered", "answered", "in_time")}
-        return {**counts, "statuses": dict(self.statuses), **latencies}
 
-    @classmethod
-    def from_json(cls, given: Mapping[str, Any]) -> Self:
-        """What ``to_json`` gave."""
-        latencies = {name: Latencies.from_json(given[name]) for name in ("from_intended", "from_sent")}
-        return cls(**{**given, "statuses": Counter(given["statuses"]), **latencies})
+@dataclass(slots=True)
+class Slice:
+    """What was answered with OK within one piece of a load's time.
+
+    Attributes:
+        answered: how many.
+        p50_ns, p99_ns: of their latencies, from the intended time; 0 where nothing was answered.
+    """
+
+    answered: int
+    p50_ns: int
+    p99_ns: int
 
 
 @dataclass(slots=True)
@@ -97,13 +128,19 @@ class Outcome:
         seconds: see ``Record``.
         requests: of each of the requests that it consists of.
         lag: the client's, of every request.
-        client_cpu: of the client, as a share of one core.
+        client_cpu: of the client, as a share of one core; of several clients the busiest.
+        client_waited: for how much of the time the client could have run, and waited for a core; likewise.
+        client_seconds: of CPU, of all clients.
+        timeline: what was answered in each piece of the load's time, all of one length.
     """
 
     seconds: float
     requests: list[OutcomeOfRequest]
     lag: Latencies
     client_cpu: float
+    client_waited: float = 0.0
+    client_seconds: float = 0.0
+    timeline: list[Slice] = field(default_factory=list)
 
     @property
     def total(self) -> OutcomeOfRequest:
@@ -117,16 +154,28 @@ class Outcome:
         """Whether the client took up one request of a hundred later than ``most_ns``: then the load has no verdict."""
         return self.lag.count > 0 and self.lag.quantile(0.99) > most_ns
 
-    def to_json(self) -> dict[str, Any]:
-        """For another process."""
-        requests = [one.to_json() for one in self.requests]
-        return {**asdict(self), "requests": requests, "lag": self.lag.to_json()}
 
-    @classmethod
-    def from_json(cls, given: Mapping[str, Any]) -> Self:
-        """What ``to_json`` gave."""
-        requests = [OutcomeOfRequest.from_json(one) for one in given["requests"]]
-        return cls(given["seconds"], requests, Latencies.from_json(given["lag"]), given["client_cpu"])
+def merge(outcomes: Sequence[Outcome]) -> Outcome:
+    """The outcome of a load that several clients made at the same time."""
+    first, *others = outcomes
+    for other in others:
+        first.seconds = max(first.seconds, other.seconds)
+        first.lag.add(other.lag)
+        first.client_cpu = max(first.client_cpu, other.client_cpu)
+        first.client_waited = max(first.client_waited, other.client_waited)
+        first.client_seconds += other.client_seconds
+        for one, more in zip(first.requests, other.requests, strict=True):
+            one.add(more)
+        first.timeline = [
+            Slice(one.answered + more.answered, max(one.p50_ns, more.p50_ns), max(one.p99_ns, more.p99_ns))
+            for one, more in zip(first.timeline, other.timeline, strict=False)
+        ]
+    return first
+
+
+def status_name(status: int) -> str:
+    """gRPC's name of a status, or HTTP's number."""
+    return _NAMES.get(status) or f"HTTP {status}"
 
 
 def summarise(record: Record, kinds: int, bound_ns: int) -> Outcome:
@@ -146,10 +195,32 @@ def summarise(record: Record, kinds: int, bound_ns: int) -> Outcome:
         outcome = OutcomeOfRequest(int(own.sum()), int(answered.sum()), int((answered & (took_ns <= bound_ns)).sum()))
         codes, counts = np.unique(record.statuses[own], return_counts=True)
         for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
-            outcome.statuses[_NAMES.get(code, str(code))] += count
+            outcome.statuses[status_name(code)] += count
         outcome.from_intended.record(took_ns[answered])
         outcome.from_sent.record((record.answered_ns - record.sent_ns)[answered])
         outcomes.append(outcome)
     lag = Latencies()
     lag.record(record.noticed_ns - record.intended_ns)
-    return Outcome(record.seconds, outcomes, lag, record.cpu_seconds / record.seconds)
+    share = 1 / max(record.seconds, 1e-9)
+    return Outcome(
+        record.seconds,
+        outcomes,
+        lag,
+        record.cpu_seconds * share,
+        record.waited_seconds * share,
+        record.cpu_seconds,
+        _timeline(record, right, took_ns),
+    )
+
+
+def _timeline(record: Record, right: npt.NDArray[np.bool_], took_ns: npt.NDArray[np.int64]) -> list[Slice]:
+    """Pieces of the load's time, by when requests were to be sent."""
+    pieces = np.minimum(record.intended_ns[right] * _SLICES // max(1, round(record.seconds * 1e9)), _SLICES - 1)
+    order = np.argsort(pieces, kind="stable")
+    took = took_ns[right][order]
+    ends = np.searchsorted(pieces[order], np.arange(_SLICES + 1))
+    slices = []
+    for begin, end in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True):
+        p50, p99 = np.percentile(took[begin:end], (50, 99)).tolist() if end > begin else (0, 0)
+        slices.append(Slice(end - begin, round(p50), round(p99)))
+    return slices

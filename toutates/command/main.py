@@ -22,7 +22,6 @@ from toutates.command.flags import FLAGS, REFUSED
 from toutates.command.options import make_options, repositories
 from toutates.command.parser import COMMANDS, SERVERS, Parser, add_flags, server_parser
 from toutates.command.parsers import (
-    bench_parser,
     check_parser,
     completion_parser,
     config_parser,
@@ -168,7 +167,8 @@ def _probe(arguments: list[str]) -> int:
 
 
 def _bench(arguments: list[str]) -> int:
-    from toutates.command.bench import bench
+    from toutates.command.bench.parser import bench_parser
+    from toutates.command.bench.running import bench
 
     return bench(bench_parser().parse_args(arguments))
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
+from toutates.command.bench.parser import bench_parser
 from toutates.command.flags import FLAGS
 from toutates.command.parser import Parser, add_flags
 from toutates.command.values import model_name, positive, seconds
 
 __all__ = [
     "PARSERS",
-    "bench_parser",
     "check_parser",
     "completion_parser",
     "config_parser",
@@ -164,72 +164,6 @@ def init_parser() -> Parser:
     parser.add_argument(
         "--name", type=model_name, default="example", metavar="NAME", help="name of the model (default: example)"
     )
-    return parser
-
-
-def bench_parser() -> Parser:
-    """The parser of ``toutates bench``."""
-    parser = Parser(
-        prog="toutates bench",
-        description="Measure a server of the v2 protocol over gRPC: requests per second and latency, by a client in a "
-        "process of its own that tells when it was the bottleneck itself. Requests have random data by the model's "
-        "metadata, and answers are compared with the first one to the same request. Exit codes: 0 clean end, 1 a "
-        "condition failed, an answer was wrong, the client was the bottleneck or the server does not answer, 2 the "
-        "command line cannot be used.",
-    )
-    parser.add_argument("address", metavar="ADDR", help="HOST:PORT of gRPC, such as 127.0.0.1:8001")
-    parser.add_argument(
-        "--model",
-        action="append",
-        required=True,
-        metavar="NAME[=WEIGHT]",
-        help="ask this model; several are asked by chance, as often as their weights say (default of each: 1)",
-    )
-    parser.add_argument(
-        "--shape",
-        action="append",
-        default=[],
-        metavar="[MODEL.]INPUT:N,N",
-        help="send an input of this shape, batch included (default: the model's, with 1 for open axes)",
-    )
-    parser.add_argument(
-        "--rate",
-        type=float,
-        metavar="N",
-        help="open loop: send so many requests per second, whatever becomes of those before; latency counts from the "
-        "time at which each was to be sent (default: none, a closed loop)",
-    )
-    parser.add_argument(
-        "--arrivals",
-        default="poisson",
-        metavar="KIND",
-        help="gaps of an open loop: constant, poisson, or gamma:CV, bursts with a coefficient of variation (default: "
-        "poisson)",
-    )
-    parser.add_argument(
-        "--concurrency",
-        type=positive,
-        default=16,
-        metavar="N",
-        help="closed loop: keep so many requests without an answer (default: 16)",
-    )
-    parser.add_argument(
-        "--connections", type=positive, default=4, metavar="N", help="send over so many in turn (default: 4)"
-    )
-    parser.add_argument(
-        "--seconds", type=seconds, default=2.0, metavar="SECONDS", help="send for so long in each repeat (default: 2)"
-    )
-    parser.add_argument("--repeats", type=positive, default=3, metavar="N", help="measure so often (default: 3)")
-    parser.add_argument("--seed", type=positive, default=1, metavar="N", help="settles data and arrivals (default: 1)")
-    parser.add_argument(
-        "--fail-if",
-        action="append",
-        default=[],
-        metavar="CONDITION",
-        help="exit with 1 if this holds: p99>10ms, rate<1000 or errors>1%%; p50 to p99.99; may be repeated",
-    )
-    parser.add_argument("--no-check", action="store_true", help="do not compare answers")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
     return parser
 
 
