@@ -186,8 +186,8 @@ def _load(
     weights = [weight for _, _, weight in _MODELS.values()]
     asked = [Asked(METHOD, one.message, weight) for one, weight in zip(questions, weights, strict=True)]
     load = Load(
-        host, int(port), asked, _CONNECTIONS, rate, seconds, Arrivals(variation), _UNDER_WAY, bound_ms=BOUND_MS, seed=seed,
-        cores=(core,), ahead=True, patience_s=1.0,
+        host, int(port), asked, _CONNECTIONS, rate, seconds, Arrivals(variation), _UNDER_WAY, bound_ms=BOUND_MS,
+        seed=seed, cores=(core,), ahead=True, patience_s=1.0,
     )  # fmt: skip
     try:
         result = run_load(load)

@@ -69,7 +69,7 @@ def test_a_server_that_is_not_there_is_told() -> None:
 
 
 def bench(*arguments: str) -> int:
-    return main(["bench", *arguments, *"--seconds 0.1 --repeats 2 --connections 2 --warmup 0.05".split()])
+    return main(["bench", *arguments, "--seconds=0.1", "--repeats=2", "--connections=2", "--warmup=0.05"])
 
 
 @pytest.mark.parametrize(

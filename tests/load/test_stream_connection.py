@@ -33,7 +33,8 @@ class Server:
             out = self.client.data_to_send()
             for event in self.h2.receive_data(out) if out else ():
                 if isinstance(event, RequestReceived):
-                    self.paths += [str(value) for name, value in event.headers or () if name == ":path"]
+                    fields = {str(name): str(value) for name, value in event.headers or ()}
+                    self.paths.append(fields[":path"])
                 if isinstance(event, DataReceived):
                     self.data += event.data or b""
                     if credit:
