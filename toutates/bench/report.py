@@ -111,7 +111,7 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """All there is. A single load's figures are at the top."""
-        loads = [{"server": one.server, "load": one.name, **one.measured.to_json()} for one in self.points]
+        loads = [{"url": one.server, "load": one.name, **one.measured.to_json()} for one in self.points]
         told: dict[str, Any] = {"title": self.title, "begun": self.begun}
         if len(loads) == 1 and self.knee is None:
             told |= loads[0]

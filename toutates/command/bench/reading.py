@@ -173,7 +173,7 @@ def _parameter(text: str) -> tuple[str, str | int | bool | float]:
         if not name or read is None:
             raise ValueError
         return name, read(value)
-    except ValueError:
+    except (ValueError, KeyError):
         raise ConfigurationError(
             "is no parameter",
             key="--request-parameter",

@@ -63,7 +63,7 @@ def bench(parsed: argparse.Namespace) -> int:
         for text in point.measured.failed(wanted.conditions)
     ]
     _write(parsed, report)
-    broken = any(one.measured.broken for one in report.points) or report.notes
+    broken = any(one.measured.broken or one.measured.stopped for one in report.points) or report.notes
     no_knee = report.knee is not None and not report.knee.rate
     fine = not (report.failed or report.doubt() or report.wrong() or broken or no_knee) and report.answered()
     return EXIT_OK if fine else EXIT_FAILURE
