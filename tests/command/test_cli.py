@@ -113,6 +113,7 @@ EFFECTS: Final[list[tuple[str, str, str, object]]] = [
     ("--http-header-forward-pattern", "^x-", "rest", RestSettings(forwarded=re.compile("^x-", re.IGNORECASE))),
     ("--metrics-addr", "[::1]:99", "metrics_addr", Address("::1", 99)),
     ("--access-file", "access.yaml", "access_file", Path("access.yaml")),
+    ("--traffic-file", "traffic.yaml", "traffic_file", Path("traffic.yaml")),
     ("--server-id", "mine", "server_id", "mine"),
     ("--shutdown-delay", "0.5", "shutdown_delay_s", 0.5),
     ("--shutdown-grace", "0.5", "shutdown_grace_s", 0.5),
