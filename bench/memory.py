@@ -8,9 +8,9 @@ from pathlib import Path
 from bench import models, process
 from bench.client import Load
 from bench.errors import NoFigure
+from bench.idle import idle_connections
 from bench.measure import Measurer
 from bench.question import Question
-from bench.raw_connection import idle_connections
 from bench.results import Cell, MemoryFigure, Results
 from bench.servers import Server
 from bench.start import Starter

@@ -7,27 +7,25 @@ h2load, so that its figures compare with each other and not with those of the ot
 from __future__ import annotations
 
 import contextlib
-import itertools
-import select
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import hpack
+from typing import Final
 
 from bench.client import Outcome, percentile
 from bench.errors import NoFigure
 from bench.protocols import GRPC
 from bench.question import METHOD, Question
-from bench.raw_connection import RawConnection
+from toutates.bench.client_connection import ClientConnection, Request
+from toutates.bench.driver import Driver, Unreachable
+from toutates.bench.endpoint import parse_endpoint
+from toutates.bench.outcome import status_name
 
 __all__ = ["RoundRobin"]
 
-_PSEUDO_HEADERS = [(":method", "POST"), (":scheme", "http"), (":path", METHOD)]
-_HEADERS = [
-    ("content-type", "application/grpc"),
-    ("te", "trailers"),
-]
+_LONGEST_SECONDS: Final = 300.0
+_SILENCE_SECONDS: Final = 30.0
+#: The prefix of gRPC's messages.
+_PREFIX: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,46 +57,20 @@ class RoundRobin:
         return False
 
     def run(self, address: str, question: Question, requests: int, answer_bytes: int) -> Outcome:
-        """See ``client.Load``. ``answer_bytes`` is for ``question``; longer model names make longer answers."""
-        spare = len(question.model.name)
-        bodies = itertools.cycle((asked.body, answer_bytes + len(asked.model.name) - spare) for asked in self.questions)
-        times: list[int] = []
-        # As of its second use, a header block is made of references to the dynamic table alone, and stays the same.
-        encoder = hpack.Encoder()
-        headers = [*_PSEUDO_HEADERS, (":authority", address), *_HEADERS]
-        first, later = encoder.encode(headers), encoder.encode(headers)
-        with contextlib.ExitStack() as stack:
-            poll = stack.enter_context(select.epoll())
-            waiting: dict[int, tuple[RawConnection, int, int]] = {}
-            begin = time.perf_counter()
-            sent = 0
-            for _ in range(min(self.connections, requests)):
-                connection = RawConnection(address)
-                stack.callback(connection.socket.close)
-                connection.wait_greeted()
-                poll.register(connection.socket, select.EPOLLIN)
-                body, expected = next(bodies)
-                waiting[connection.socket.fileno()] = connection, expected, time.perf_counter_ns()
-                connection.send_request(first, body)
-                sent += 1
-            while len(times) < requests:
-                ready = poll.poll(30)
-                if not ready:
-                    raise NoFigure("no answer within 30 s")
-                for number, _ in ready:
-                    connection, expected, asked_at = waiting[number]
-                    answer = connection.receive()
-                    if answer is None:
-                        continue
-                    if answer != expected:
-                        raise NoFigure(f"an answer has {answer} bytes instead of {expected}")
-                    now = time.perf_counter_ns()
-                    times.append((now - asked_at) // 1000)
-                    if sent < requests:
-                        body, expected = next(bodies)
-                        waiting[number] = connection, expected, now
-                        connection.send_request(later, body)
-                        sent += 1
-            seconds = time.perf_counter() - begin
-        times.sort()
-        return Outcome(requests, requests / seconds, percentile(times, 0.5), percentile(times, 0.99))
+        """See ``client.Load``. Statuses of all answers are looked at, and some answers are compared."""
+        prepared = [Request(METHOD, address, one.message) for one in self.questions]
+        try:
+            driver = Driver(parse_endpoint(address), self.connections, prepared, ClientConnection)
+        except Unreachable as error:
+            raise NoFigure(f"a connection was not accepted: {error}") from error
+        with contextlib.closing(driver):
+            record = driver.run_closed(
+                range(len(prepared)), self.connections, _LONGEST_SECONDS, _SILENCE_SECONDS, requests
+            )
+        failed = {status_name(status) for status in record.statuses.tolist() if status}
+        if failed or len(record.statuses) != requests:
+            raise NoFigure(f"of {requests} requests some ended with {sorted(failed)}: {driver.texts}")
+        for number, message in driver.samples:
+            self.questions[record.choices[number]].check_answer(message[_PREFIX:])
+        times = sorted(((record.answered_ns - record.sent_ns) // 1_000).tolist())
+        return Outcome(requests, requests / record.seconds, percentile(times, 0.5), percentile(times, 0.99))

@@ -9,10 +9,10 @@ from bench import models
 from bench.client import Load
 from bench.errors import NoFigure
 from bench.h2load import H2load
+from bench.idle import idle_connections
 from bench.measure import Measurer
 from bench.protocols import GRPC
 from bench.question import Question
-from bench.raw_connection import idle_connections
 from bench.raw_server import RawLoad
 from bench.results import Cell, Results
 from bench.round_robin import RoundRobin

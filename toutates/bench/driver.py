@@ -162,7 +162,9 @@ class Driver:
             waited_seconds=spent.waited_s,
         )
 
-    def run_closed(self, order: Sequence[int], under_way: int, seconds: float, patience_s: float) -> Record:
+    def run_closed(
+        self, order: Sequence[int], under_way: int, seconds: float, patience_s: float, most: int | None = None
+    ) -> Record:
         """A closed loop: a request for each answer, over and over.
 
         Args:
@@ -170,6 +172,7 @@ class Driver:
             under_way: how many are without an answer at a time.
             seconds: after which none is sent any more.
             patience_s: how long the last answers are waited for.
+            most: requests, after which none is sent any more either; None for no such end.
         """
         choices: list[int] = []
         sent: list[int] = []
@@ -196,6 +199,10 @@ class Driver:
                     if now >= end_ns or left == len(sent):
                         break
                     due = 0
+                if most is not None:
+                    if left == most:
+                        break
+                    due = min(due, most - len(sent))
                 if now >= report_ns:
                     report_ns = now + _REPORT_NS
                     self._report()
@@ -214,7 +221,8 @@ class Driver:
                     link.flush()
                 self._receive(((stop_ns if now < stop_ns else end_ns) - now) / 1e9, take)
             now = time.perf_counter_ns() - begin
-        return _closed_record(choices, sent, answered, statuses, spent, self._length(seconds, now))
+        length = now / 1e9 if left == most else self._length(seconds, now)
+        return _closed_record(choices, sent, answered, statuses, spent, length)
 
     def run_sequences(self, source: SequenceSource, under_way: int, seconds: float, patience_s: float) -> Record:
         """A closed loop of sequences, each of whose requests is sent when the one before is answered.
