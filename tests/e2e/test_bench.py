@@ -232,9 +232,9 @@ def test_an_open_loop_shows_stalls_of_the_server(
             ended.set()
             thread.join()
         found = json.loads(capsys.readouterr().out)
-    # Of the requests, a sixth or more came while the server was stopped, and waited for up to 200 ms.
-    assert found["latency_us"]["p99"] > 150_000
-    assert found["latency_us"]["p90"] > 50_000
+    # Of the requests, a fifth came while the server was stopped, and waited for up to 200 ms. A closed loop would have
+    # sent one of them.
+    assert found["latency_us"]["p99"] > 100_000
 
 
 @contextlib.contextmanager

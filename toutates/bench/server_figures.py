@@ -1,7 +1,7 @@
 """What a load cost the server: CPU, memory, batches and time in the queue, by what the server and the system count.
 
-Batches and times come from the server's statistics (ModelStatistics, or /stats of REST), or from its metrics where
-their URL is given. CPU and memory come from the metrics, or from /proc where the server is on this machine.
+Batches and times come from the server's statistics (ModelStatistics, or /stats of REST), CPU and memory from /proc if
+the server is on this machine. What these do not tell is taken from the server's metrics, where their URL is given.
 """
 
 from __future__ import annotations
@@ -154,21 +154,24 @@ class Meter(Watcher):
         return ServerFigures.between(self._before, self._after, answered)
 
     def _read(self) -> Counts:
+        # What is asked for is counted up to now; metrics may be a second old.
         found = Counts()
+        if self._asks_statistics:
+            try:
+                found = self._statistics()
+            except (Refused, Unreachable):  # not of every server
+                self._asks_statistics = False
+        if self._pid:
+            found = found.or_else(_of_process(self._pid))
         if self._metrics is not None:
             endpoint, path = self._metrics
             try:
-                found = parse_metrics(fetch(endpoint, "GET", path).decode(errors="replace"), self._models)
+                told = fetch(endpoint, "GET", path).decode(errors="replace")
             except (Refused, Unreachable) as error:
                 self.notes.append(f"the server's metrics cannot be read: {error}")
                 self._metrics = None
-        if self._asks_statistics:
-            try:
-                found = found.or_else(self._statistics())
-            except (Refused, Unreachable):  # not of every server
-                self._asks_statistics = False
-        if found.cpu_s is None and self._pid:
-            found = found.or_else(_of_process(self._pid))
+            else:
+                found = found.or_else(parse_metrics(told, self._models))
         return found
 
     def _statistics(self) -> Counts:
