@@ -37,6 +37,7 @@ p { margin: 4px 0; } .soft { color: var(--soft); }
 .tiles span { color: var(--soft); font-size: .85rem; }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 460px), 1fr)); gap: 16px; }
 figure { margin: 0; background: var(--card); border: 1px solid var(--rule); border-radius: 10px; padding: 14px; }
+.plots figure:only-child { max-width: 720px; }
 figcaption { font-weight: 600; margin-bottom: 4px; }
 .legend { display: flex; flex-wrap: wrap; gap: 4px 16px; font-size: .85rem; color: var(--soft); }
 .legend i { display: inline-block; width: 14px; height: 3px; margin-right: 6px; vertical-align: middle; }

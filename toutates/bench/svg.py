@@ -10,7 +10,7 @@ from typing import Final
 
 __all__ = ["Bars", "Line", "Plot", "draw", "shown"]
 
-_WIDTH, _HEIGHT = 640, 320
+_WIDTH, _HEIGHT = 540, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 16, 48
 
 
