@@ -464,7 +464,7 @@ def test_the_command_prints_one_line_each_and_exits_with_what_it_found(
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["gs://bucket/models"], ["/does/not/exist"], [".", "--what"], [".", "--s3-region", "x"]]
+    "arguments", [[], ["ftp://bucket/models"], ["/does/not/exist"], [".", "--what"], [".", "--s3-region", "x"]]
 )
 def test_a_command_line_that_cannot_be_used_exits_with_2(arguments: list[str]) -> None:
     assert main(["check", *arguments]) == 2

@@ -9,7 +9,7 @@ import pytest
 
 from tests.triton_repository import add_model, negative
 from toutates.command.main import main, parse_options
-from toutates.repositories.specification import FileSpecification, S3Specification
+from toutates.repositories.specification import BucketSpecification, FileSpecification, S3Specification
 from toutates.server.options import Options
 from toutates.system.errors import ConfigurationError
 
@@ -207,3 +207,17 @@ def test_the_settings_show_the_defaults_of_serve(tmp_path: Path, capsys: pytest.
 def test_a_path_without_serve_is_told_what_to_write(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["net.onnx"]) == 2
     assert "'toutates serve net.onnx'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "prefix", "file"),
+    [
+        ("gs://bucket/models/net.onnx", "net", "models/", "net.onnx"),
+        ("gs://bucket/nets/model.onnx", "nets", "nets/", "model.onnx"),
+        ("as://account/nets/model.onnx", "nets", "", "model.onnx"),
+    ],
+)
+def test_an_object_of_another_cloud_is_a_model(path: str, name: str, prefix: str, file: str) -> None:
+    [place] = serve(path).model_repositories
+    assert isinstance(place, BucketSpecification)
+    assert (place.model_name, place.prefix, place.file) == (name, prefix, file)

@@ -198,7 +198,7 @@ load-model: "a\\0"
         ("model-repository: m\ntls-cert: c", "FILE: tls-cert: needs --tls-key too (got 'c'); add --tls-key FILE"),
         (
             "model-repository: ''",
-            "FILE: model-repository: is empty; name a directory, s3://BUCKET/PREFIX or hf://ORG/MODEL",
+            "FILE: model-repository: is empty; name a directory, s3://BUCKET/PREFIX",
         ),
         ("grpc-restricted-protocol: inference:hidden\nmodel-repository: m", "FILE: grpc-restricted-protocol: is not"),
         (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from toutates.command.main import parse_options
-from toutates.repositories.specification import S3Specification
+from toutates.repositories.specification import BucketSpecification, S3Specification
 from toutates.system.errors import ConfigurationError
 
 ENDPOINT = "http://minio:9000"
@@ -30,6 +30,12 @@ ENDPOINT = "http://minio:9000"
         (
             "--model-repository s3://one:1/bucket --model-repository s3://two:2/bucket",
             (S3Specification("bucket", "", "http://one:1"), S3Specification("bucket", "", "http://two:2")),
+        ),
+        ("--model-repository gs://bucket/a/b/", (BucketSpecification("gs", "bucket", "a/b/"),)),
+        ("--model-repository as://account/container", (BucketSpecification("as", "account/container"),)),
+        (
+            "--model-repository AS://account.blob.core.windows.net/container/a",
+            (BucketSpecification("as", "account.blob.core.windows.net/container", "a/"),),
         ),
         ("--s3-bucket bucket --s3-prefix /a/b", (S3Specification("bucket", "a/b/"),)),
         ("--model-repository a --model-repository b --model-repository a", (Path("a"), Path("b"))),
@@ -70,7 +76,13 @@ def test_flags_name_repositories(flags: str, expected: tuple[object, ...]) -> No
         ("--model-repository s3://host:9000", r"--model-repository: .*the bucket has no name"),
         ("--model-repository s3://https:///bucket", r"--model-repository: is not an endpoint"),
         ("--model-repository s3://http://host:99999/bucket", r"--model-repository: is not an endpoint"),
-        ("--model-repository gs://bucket", r"--model-repository: .*\(got 'gs://'\).*s3://BUCKET/PREFIX"),
+        ("--model-repository ftp://bucket", r"--model-repository: .*\(got 'ftp://'\).*s3://BUCKET/PREFIX"),
+        ("--model-repository gs://", r"--model-repository: .*\(got 'gs://'\).*write gs://BUCKET/PREFIX"),
+        (
+            "--model-repository as://account",
+            r"--model-repository: .*\(got 'as://'\).*write as://ACCOUNT/CONTAINER/PREFIX",
+        ),
+        ("--model-repository as://account/UPPER", r"--model-repository: names no bucket of its kind"),
         ("--model-cache-size 0 --s3-bucket bucket", r"--model-cache-size"),
     ],
 )
@@ -87,6 +99,9 @@ def test_flags_that_mean_nothing_are_refused(flags: str, message: str) -> None:
         "--model-repository s3://http://key:hunter2@minio:9000/bucket",
         "--model-repository s3://key:hunter2@minio:9000/bucket",
         "--model-repository https://key:hunter2@minio/bucket",
+        "--model-repository gs://key:hunter2@bucket/a",
+        "--model-repository as://key:hunter2@account/container",
+        "--model-repository as://account/container/a?sv=1&sig=hunter2",
     ],
 )
 def test_secrets_on_the_command_line_are_not_repeated(flags: str) -> None:

@@ -27,7 +27,7 @@ from toutates.models.repository import ModelFolder, VersionFolder, say_passed_ov
 from toutates.repositories.interface import Repository
 from toutates.repositories.local.repository import LocalRepository
 from toutates.repositories.opening import open_repositories
-from toutates.repositories.specification import FileSpecification, HubSpecification, S3Specification
+from toutates.repositories.specification import FileSpecification, RemoteSpecification
 from toutates.server.kinds import kinds_of_models
 from toutates.server.options import DEFAULT_CACHE_SIZE, Options
 from toutates.system.errors import ConfigurationError, ModelLoadError, ToutatesError
@@ -84,7 +84,7 @@ def check(options: Options, *, assume_gpu: bool = False) -> Report:
 
 
 def check_repository(
-    root: Path | S3Specification | HubSpecification,
+    root: Path | RemoteSpecification,
     custom_op_libraries: Sequence[Path] = (),
     *,
     providers: Sequence[Provider] = (_CPU,),
@@ -98,7 +98,7 @@ def check_repository(
     """Look through a repository.
 
     Args:
-        root: the directory, or what is on S3 or the Hub, whose models are downloaded one after the other.
+        root: the directory, or what is elsewhere, whose models are downloaded one after the other.
         custom_op_libraries: as for the server.
         providers: execution providers of the server that the models are for.
         device_problem: tells why there can be no session with given providers; "" if there can.
@@ -150,7 +150,7 @@ def check_repository(
     return report
 
 
-def _open(root: Path | S3Specification | HubSpecification, cache_root: Path | None, asked_by: str) -> Repository:
+def _open(root: Path | RemoteSpecification, cache_root: Path | None, asked_by: str) -> Repository:
     if isinstance(root, Path):
         return LocalRepository(root, asked_by, tells_log=False)
     [repository] = open_repositories([root], cache_root=cache_root, cache_size=DEFAULT_CACHE_SIZE)

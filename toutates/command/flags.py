@@ -113,7 +113,8 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         Flag(
             "model-repository",
             "DIR",
-            "serve this folder (MODEL/VERSION/model.onnx), s3://BUCKET/PREFIX or hf://ORG/MODEL; repeatable",
+            "serve this folder (MODEL/VERSION/model.onnx), s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, "
+            "as://ACCOUNT/CONTAINER/PREFIX or hf://ORG/MODEL; repeatable",
             unset="required",
             repeatable=True,
         ),

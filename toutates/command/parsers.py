@@ -61,7 +61,8 @@ def check_parser() -> Parser:
     parser.add_argument(
         "repository",
         metavar="REPOSITORY",
-        help="folder of MODEL/VERSION/model.onnx, s3://BUCKET/PREFIX or hf://ORG/MODEL",
+        help="folder of MODEL/VERSION/model.onnx, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, "
+        "as://ACCOUNT/CONTAINER/PREFIX or hf://ORG/MODEL",
     )
     add_flags(parser, [FLAGS["execution-providers"], FLAGS["custom-op-libraries"], FLAGS["allow-pickle"]])
     parser.add_argument(

@@ -20,7 +20,12 @@ from toutates.models.repository import (
     scan,
 )
 from toutates.models.text_folder import is_text_folder
-from toutates.repositories.specification import FileSpecification, HubSpecification, S3Specification
+from toutates.repositories.specification import (
+    BucketSpecification,
+    FileSpecification,
+    HubSpecification,
+    S3Specification,
+)
 from toutates.server.options import Options
 from toutates.system.errors import ConfigurationError
 
@@ -88,10 +93,10 @@ def serving_path(options: Options, path: str) -> Options:
     """
     place, *others = options.model_repositories
     options = replace(options, shows_client=True)
-    if isinstance(place, S3Specification):
-        place = _on_s3(place, path, options.model_name)
-        options = _with_the_model(options) if place.file else options
-        return replace(options, model_repositories=(place, *others), model_name="")
+    if isinstance(place, (S3Specification, BucketSpecification)):
+        located = _in_bucket(place, options.model_name)
+        options = _with_the_model(options) if located.file else options
+        return replace(options, model_repositories=(located, *others), model_name="")
     if isinstance(place, HubSpecification):
         place = replace(place, model_name=options.model_name or place.model_name, flag="PATH")
         places = (place, *options.model_repositories[1:])
@@ -163,12 +168,12 @@ def _serving_folder(options: Options, folder: Path, path: str) -> Options:
     raise _nothing_in(folder, path)
 
 
-def _on_s3(place: S3Specification, path: str, name: str) -> S3Specification:
+def _in_bucket(place: S3Specification | BucketSpecification, name: str) -> S3Specification | BucketSpecification:
     """The location of a graph, or of a repository."""
     key = place.prefix.rstrip("/")
     if not key.endswith(_SUFFIX):
         if name:
-            raise _refused("is for one file on S3, and PATH is a repository", name, "leave it out", "--name")
+            raise _refused("is for one file, and PATH is a repository", name, "leave it out", "--name")
         return place
     above, slash, file = key.rpartition("/")
     model = name or _name_of_file(PurePosixPath("/", place.bucket, key))

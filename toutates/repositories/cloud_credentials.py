@@ -2,24 +2,25 @@
 
     {"s3": {"": {"key_id": ..., "secret_key": ..., "session_token": ..., "region": ..., "profile": ...},
             "s3://bucket/prefix": {...}},
-     "gs": ..., "as": ...}
+     "gs": {"": "PATH OF A KEY FILE", "gs://bucket": ...},
+     "as": {"": {"account_str": ..., "account_key": ...}, "as://account/container": {...}}}
 
-Those of the longest path hold with which a repository's place begins; "" is of all. Sections of other clouds are passed
-over. No secret of the file is ever in a message.
+Those of the longest path hold with which a repository's place begins; "" is of all. Only the section of the
+repository's cloud is read. No secret of the file is ever in a message.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from toutates.repositories.specification import S3Specification
+from toutates.repositories.specification import BucketSpecification, S3Specification
 from toutates.system.errors import ConfigurationError
 
-__all__ = ["VARIABLE", "S3Credentials", "s3_credentials"]
+__all__ = ["VARIABLE", "S3Credentials", "azure_credentials", "google_credentials", "s3_credentials"]
 
 VARIABLE: Final = "TRITON_CLOUD_CREDENTIAL_PATH"
 _KEYS: Final = ("key_id", "secret_key", "session_token", "region", "profile")
@@ -54,18 +55,73 @@ def s3_credentials(place: S3Specification, environment: Mapping[str, str]) -> S3
     Raises:
         ConfigurationError: it cannot be read, or not so.
     """
+    forms = (place.url, f"s3://{place.endpoint}/{place.url.removeprefix('s3://')}")
+    found = _entry("s3", forms, environment)
+    return None if found is None else _credentials(environment[VARIABLE], *found)
+
+
+def google_credentials(place: BucketSpecification, environment: Mapping[str, str]) -> str:
+    """The path of the file with credentials of Google Cloud that is for a place; "" where nothing is said. Blocks.
+
+    Args:
+        place: a bucket, or a part of one.
+        environment: may name Triton's file.
+
+    Raises:
+        ConfigurationError: it cannot be read, or not so.
+    """
+    found = _entry("gs", (place.url,), environment)
+    if found is None:
+        return ""
+    key, path = found
+    if not isinstance(path, str):
+        raise _refused(environment[VARIABLE], _where("gs", key), "is no text", "write the path of a key file in quotes")
+    return path
+
+
+def azure_credentials(place: BucketSpecification, environment: Mapping[str, str]) -> tuple[str, str] | None:
+    """Name and key of the storage account for a place; None where nothing is said. Blocks.
+
+    Args:
+        place: a container, or a part of one.
+        environment: may name Triton's file.
+
+    Returns:
+        Both, "" for what is not given: the name is then that of the place.
+
+    Raises:
+        ConfigurationError: it cannot be read, or not so.
+    """
+    found = _entry("as", (place.url,), environment)
+    if found is None:
+        return None
+    key, given = found
+    name, where = environment[VARIABLE], _where("as", key)
+    remedy = "write account_str and account_key, each with a text"
+    if not isinstance(given, dict) or not set(given) <= {"account_str", "account_key"}:
+        raise _refused(name, where, "is no account with its key", remedy)
+    if not all(isinstance(value, str) for value in given.values()):
+        raise _refused(name, where, "has what is no text", remedy)
+    return given.get("account_str", ""), given.get("account_key", "")
+
+
+def _entry(cloud: str, forms: Sequence[str], environment: Mapping[str, str]) -> tuple[str, Any] | None:
+    """The longest key of a section with which a place begins, in any of its forms, and what stands there."""
     name = environment.get(VARIABLE, "")
     if not name:
         return None
-    section = _read(Path(name)).get("s3", {})
+    section = _read(Path(name)).get(cloud, {})
     if not isinstance(section, dict):
-        raise _refused(name, "s3", "is no object", "write the places, each with its credentials")
-    forms = (place.url, f"s3://{place.endpoint}/{place.url.removeprefix('s3://')}")
+        raise _refused(name, cloud, "is no object", "write the places, each with its credentials")
     matching = [key for key in section if not key or any(_begins(form, key.rstrip("/")) for form in forms)]
     if not matching:
         return None
     chosen = max(matching, key=len)
-    return _credentials(name, chosen, section[chosen])
+    return chosen, section[chosen]
+
+
+def _where(cloud: str, key: str) -> str:
+    return f"{cloud}.{key or chr(34) * 2}"
 
 
 def _begins(place: str, key: str) -> bool:
@@ -73,7 +129,7 @@ def _begins(place: str, key: str) -> bool:
 
 
 def _credentials(name: str, place: str, given: Any) -> S3Credentials:
-    where = f"s3.{place or chr(34) * 2}"
+    where = _where("s3", place)
     if not isinstance(given, dict):
         raise _refused(name, where, "is no object", f"write some of {', '.join(_KEYS)}")
     for key, value in given.items():

@@ -10,7 +10,13 @@ from toutates.models.repository import ModelFolder
 from toutates.repositories.interface import Repository
 from toutates.repositories.local.file import FileRepository
 from toutates.repositories.local.repository import LocalRepository
-from toutates.repositories.specification import FileSpecification, HubSpecification, Specification
+from toutates.repositories.s3.store import ObjectStore
+from toutates.repositories.specification import (
+    BucketSpecification,
+    FileSpecification,
+    HubSpecification,
+    Specification,
+)
 from toutates.system.errors import ConfigurationError
 
 __all__ = ["open_repositories", "refuse_duplicates", "refuse_unknown"]
@@ -19,7 +25,7 @@ __all__ = ["open_repositories", "refuse_duplicates", "refuse_unknown"]
 def open_repositories(
     specifications: Iterable[Specification], *, cache_root: Path | None, cache_size: int, lone_name: str = ""
 ) -> list[Repository]:
-    """The repositories, in the order given. What S3 and the Hub need is imported and made only if asked for.
+    """The repositories, in the order given. What a cloud needs is imported and made only if asked for.
 
     Args:
         specifications: from ``read_specifications``.
@@ -28,7 +34,7 @@ def open_repositories(
         lone_name: of a model whose graph lies alone in a local directory; "" for the directory's name.
 
     Raises:
-        ConfigurationError: the cache cannot be written, boto3 or huggingface_hub is missing or cannot be set up.
+        ConfigurationError: the cache cannot be written, a library is missing or cannot be set up.
     """
     repositories: list[Repository] = []
     cache = None
@@ -47,10 +53,20 @@ def open_repositories(
             from toutates.repositories.hub.repository import HubRepository
 
             repositories.append(HubRepository(one, cache))
-        else:
-            from toutates.repositories.s3.repository import S3Repository
+            continue
+        from toutates.repositories.s3.repository import S3Repository
 
-            repositories.append(S3Repository(one, cache))
+        store: ObjectStore | None = None
+        if isinstance(one, BucketSpecification):
+            if one.scheme == "gs":
+                from toutates.repositories.web.gs import GoogleStore
+
+                store = GoogleStore(one, cache.stopping)
+            else:
+                from toutates.repositories.web.azure import AzureStore
+
+                store = AzureStore(one, cache.stopping)
+        repositories.append(S3Repository(one, cache, store))
     return repositories
 
 

@@ -1,4 +1,4 @@
-"""The repositories that the command line asks for: directories, S3 locations and models of the Hugging Face Hub.
+"""The repositories that the command line asks for: directories, buckets, models of the Hugging Face Hub, and others.
 
 They are checked as far as text can be.
 """
@@ -15,7 +15,15 @@ from urllib.parse import urlsplit
 
 from toutates.system.errors import ConfigurationError
 
-__all__ = ["FileSpecification", "HubSpecification", "S3Specification", "Specification", "read_specifications"]
+__all__ = [
+    "BucketSpecification",
+    "FileSpecification",
+    "HubSpecification",
+    "RemoteSpecification",
+    "S3Specification",
+    "Specification",
+    "read_specifications",
+]
 
 _REPOSITORY: Final = "--model-repository"
 _BUCKET: Final = "--s3-bucket"
@@ -25,15 +33,15 @@ _BUCKET_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}|arn:[A-Za-z0
 _SERVICE: Final = re.compile(r"(https?://[^/]*|[^/]*:[0-9]+)(?:/+|$)(.*)", re.DOTALL)
 # What the Hub allows in names, and the branches, tags and commits that have no slash.
 _HUB: Final = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:@([\w-][\w.-]*))?(?:/(.*))?", re.ASCII)
-_FORMS: Final = "a directory, s3://BUCKET/PREFIX or hf://ORG/MODEL"
+_GOOGLE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}")
+_AZURE: Final = re.compile(r"[A-Za-z0-9-]+(?:\.[A-Za-z0-9.-]+)?/[a-z0-9$][a-z0-9-]{0,62}")
+_FORMS: Final = "a directory, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, as://ACCOUNT/CONTAINER/PREFIX or hf://ORG/MODEL"
 _GRAPH: Final = ".onnx"
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 #: What to do with a URL of another kind.
 _OTHER_SCHEMES: Final = {
-    "gs": "; Google Cloud Storage speaks S3: s3://BUCKET/PREFIX with --s3-endpoint https://storage.googleapis.com",
-    "as": "; of Azure mount the container (blobfuse2) and name the directory",
     "oci": "; of a registry pull the artifact (oras pull) and name the directory",
     "https": "; fetch the file (curl -O) and name it: a repository needs a listing, and HTTP has none",
     "http": "; fetch the file (curl -O) and name it: a repository needs a listing, and HTTP has none",
@@ -66,6 +74,40 @@ class S3Specification:
     def bucket_url(self) -> str:
         """The bucket alone."""
         return f"s3://{self.bucket}"
+
+    @property
+    def url(self) -> str:
+        """What the operator calls it."""
+        return f"{self.bucket_url}/{self.prefix}{self.file}".rstrip("/")
+
+    def __str__(self) -> str:
+        return self.url
+
+
+@dataclass(frozen=True, slots=True)
+class BucketSpecification:
+    """A bucket of Google Cloud Storage, a container of Azure, or a part of one.
+
+    Attributes:
+        scheme: gs or as.
+        bucket: its name, of a container ACCOUNT/CONTAINER.
+        prefix: what all keys of the repository begin with; "" or ending in a slash.
+        flag: that asked for it, for messages.
+        file: the object below the prefix that is the graph of the only model; "" where all is a repository.
+        model_name: of that model.
+    """
+
+    scheme: str
+    bucket: str
+    prefix: str = ""
+    flag: str = field(default=_REPOSITORY, compare=False)
+    file: str = ""
+    model_name: str = ""
+
+    @property
+    def bucket_url(self) -> str:
+        """The bucket alone."""
+        return f"{self.scheme}://{self.bucket}"
 
     @property
     def url(self) -> str:
@@ -129,7 +171,9 @@ class FileSpecification:
         return str(self.path)
 
 
-Specification = Path | FileSpecification | S3Specification | HubSpecification
+#: What is not on this machine.
+RemoteSpecification = S3Specification | BucketSpecification | HubSpecification
+Specification = Path | FileSpecification | RemoteSpecification
 
 
 def read_specifications(
@@ -193,18 +237,25 @@ def _read(text: str, endpoint: str, region: str, flag: str) -> Specification:
     scheme = _SCHEME.match(text)
     if scheme is None:
         return Path(text)
-    if scheme[1].lower() == "hf":
-        return _hub(text[len(scheme[0]) :], flag)
-    if scheme[1].lower() != "s3":
+    kind, rest = scheme[1].lower(), text[len(scheme[0]) :]
+    if kind == "hf":
+        return _hub(rest, flag)
+    if kind == "gs":
+        bucket, _, prefix = rest.partition("/")
+        return _bucket(kind, bucket, prefix, _GOOGLE, "write gs://BUCKET/PREFIX", flag)
+    if kind == "as":
+        account, _, more = rest.partition("/")
+        container, _, prefix = more.partition("/")
+        remedy = "write as://ACCOUNT/CONTAINER/PREFIX, and a SAS token to AZURE_STORAGE_SAS_TOKEN"
+        return _bucket(kind, f"{account}/{container}", prefix, _AZURE, remedy, flag)
+    if kind != "s3":
         # Only the scheme is shown: what follows it may hold a password.
         raise ConfigurationError(
-            "repositories are directories, on S3 or models of the Hugging Face Hub",
+            "there are no repositories of this kind",
             key=flag,
             value=scheme[0],
-            remedy=f"name {_FORMS}, the host of an S3 service by --s3-endpoint"
-            + _OTHER_SCHEMES.get(scheme[1].lower(), ""),
+            remedy=f"name {_FORMS}, the host of an S3 service by --s3-endpoint" + _OTHER_SCHEMES.get(kind, ""),
         )
-    rest = text[len(scheme[0]) :]
     service = _SERVICE.fullmatch(rest)
     if service is not None:
         written = service[1] if "://" in service[1] else f"http://{service[1]}"
@@ -232,6 +283,16 @@ def _hub(rest: str, flag: str) -> HubSpecification:
             remedy="name the model alone, or a file of it that ends in .onnx",
         )
     return HubSpecification(bucket, revision, file, bucket.partition("/")[2], flag)
+
+
+def _bucket(
+    scheme: str, bucket: str, prefix: str, name: re.Pattern[str], remedy: str, flag: str
+) -> BucketSpecification:
+    if name.fullmatch(bucket) is None or "?" in prefix:  # which begins a signature
+        # What stands there may hold a password.
+        raise ConfigurationError("names no bucket of its kind", key=flag, value=f"{scheme}://", remedy=remedy)
+    prefix = prefix.strip("/")
+    return BucketSpecification(scheme, bucket, prefix + "/" if prefix else "", flag)
 
 
 def _s3(bucket: str, prefix: str, endpoint: str, region: str, flag: str) -> S3Specification:

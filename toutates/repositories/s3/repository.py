@@ -20,7 +20,7 @@ from toutates.repositories.s3.keys import ModelFiles, S3Object, file_among, mode
 from toutates.repositories.s3.listings import KeptListing, Listings
 from toutates.repositories.s3.misplaced import empty_prefix, wrong_prefix
 from toutates.repositories.s3.store import ObjectChanged, ObjectStore
-from toutates.repositories.specification import HubSpecification, S3Specification
+from toutates.repositories.specification import RemoteSpecification, S3Specification
 from toutates.system.errors import ConfigurationError, RepositoryError, ToutatesError
 from toutates.system.logs.limit import Told, few
 
@@ -47,7 +47,7 @@ class S3Repository:
 
     def __init__(
         self,
-        specification: S3Specification | HubSpecification,
+        specification: RemoteSpecification,
         cache: ModelCache,
         client: ObjectStore | None = None,
     ) -> None:
