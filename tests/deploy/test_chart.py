@@ -50,6 +50,7 @@ CASES: Final = {
     "disk": DISK,
     "s3": S3,
     "hub": {"models": {"repository": "hf://org/model"}},
+    "registry": {"models": {"repository": "oci://ghcr.io/org/model:v1"}},
     "hpa": {**DISK, **HPA},
     "keda": {**DISK, **KEDA},
     "everything": {**EVERYTHING, **KEDA},

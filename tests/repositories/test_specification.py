@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from toutates.command.main import parse_options
-from toutates.repositories.specification import BucketSpecification, S3Specification
+from toutates.repositories.specification import ArtifactSpecification, BucketSpecification, S3Specification
 from toutates.system.errors import ConfigurationError
 
 ENDPOINT = "http://minio:9000"
@@ -36,6 +36,27 @@ ENDPOINT = "http://minio:9000"
         (
             "--model-repository AS://account.blob.core.windows.net/container/a",
             (BucketSpecification("as", "account.blob.core.windows.net/container", "a/"),),
+        ),
+        ("--model-repository https://host:8443/a/b", (BucketSpecification("https", "host:8443", "a/b/"),)),
+        (
+            "--model-repository https://host/a%20b/net.onnx",
+            (BucketSpecification("https", "host", "a b/", file="net.onnx", model_name="net"),),
+        ),
+        (
+            "--model-repository https://host/a/nets.TAR.gz",
+            (ArtifactSpecification("https://host/a/nets.TAR.gz", "https://host/a/nets.TAR.gz", model_name="nets"),),
+        ),
+        (
+            "--model-repository oci://ghcr.io/org/net:v1",
+            (ArtifactSpecification("oci://ghcr.io/org/net:v1", "https://ghcr.io/org/net", "ghcr.io", "v1", "net"),),
+        ),
+        (
+            "--model-repository oci://docker.io/net",
+            (
+                ArtifactSpecification(
+                    "oci://docker.io/net", "https://registry-1.docker.io/library/net", "docker.io", "latest", "net"
+                ),
+            ),
         ),
         ("--s3-bucket bucket --s3-prefix /a/b", (S3Specification("bucket", "a/b/"),)),
         ("--model-repository a --model-repository b --model-repository a", (Path("a"), Path("b"))),
@@ -77,6 +98,9 @@ def test_flags_name_repositories(flags: str, expected: tuple[object, ...]) -> No
         ("--model-repository s3://https:///bucket", r"--model-repository: is not an endpoint"),
         ("--model-repository s3://http://host:99999/bucket", r"--model-repository: is not an endpoint"),
         ("--model-repository ftp://bucket", r"--model-repository: .*\(got 'ftp://'\).*s3://BUCKET/PREFIX"),
+        ("--model-repository oci://org/net:v1", r"--model-repository: is no artifact.*the registry's host in full"),
+        ("--model-repository https://host/a?b", r"--model-repository: is no URL of a file or folder"),
+        ("--model-repository http://host/a", r"--model-repository: .*have them served by https"),
         ("--model-repository gs://", r"--model-repository: .*\(got 'gs://'\).*write gs://BUCKET/PREFIX"),
         (
             "--model-repository as://account",
@@ -100,6 +124,8 @@ def test_flags_that_mean_nothing_are_refused(flags: str, message: str) -> None:
         "--model-repository s3://key:hunter2@minio:9000/bucket",
         "--model-repository https://key:hunter2@minio/bucket",
         "--model-repository gs://key:hunter2@bucket/a",
+        "--model-repository https://host/a.onnx?sig=hunter2",
+        "--model-repository oci://key:hunter2@ghcr.io/org/model",
         "--model-repository as://key:hunter2@account/container",
         "--model-repository as://account/container/a?sv=1&sig=hunter2",
     ],

@@ -114,7 +114,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
             "model-repository",
             "DIR",
             "serve this folder (MODEL/VERSION/model.onnx), s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, "
-            "as://ACCOUNT/CONTAINER/PREFIX or hf://ORG/MODEL; repeatable",
+            "as://ACCOUNT/CONTAINER/PREFIX, hf://ORG/MODEL, oci://REGISTRY/REPO:TAG or https://HOST/PATH; repeatable",
             unset="required",
             repeatable=True,
         ),

@@ -120,7 +120,8 @@ def server_parser(prog: str = "toutates", *, takes_path: bool = False) -> Parser
             "path",
             metavar="PATH",
             nargs="?",
-            help="serve this file or folder, KEY.onnx of s3://, gs:// or as://, hf://ORG/MODEL, or a whole repository",
+            help="serve this file or folder, KEY.onnx of s3://, gs://, as:// or https://, hf://ORG/MODEL, "
+            "oci://REGISTRY/REPO:TAG, or a whole repository",
         )
         parser.add_argument(
             "--name",

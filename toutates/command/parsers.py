@@ -62,7 +62,8 @@ def check_parser() -> Parser:
         "repository",
         metavar="REPOSITORY",
         help="folder of MODEL/VERSION/model.onnx, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, "
-        "as://ACCOUNT/CONTAINER/PREFIX or hf://ORG/MODEL",
+        "as://ACCOUNT/CONTAINER/PREFIX, hf://ORG/MODEL, "
+        "oci://REGISTRY/REPO:TAG or https://HOST/PATH",
     )
     add_flags(parser, [FLAGS["execution-providers"], FLAGS["custom-op-libraries"], FLAGS["allow-pickle"]])
     parser.add_argument(

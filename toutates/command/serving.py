@@ -21,6 +21,7 @@ from toutates.models.repository import (
 )
 from toutates.models.text_folder import is_text_folder
 from toutates.repositories.specification import (
+    ArtifactSpecification,
     BucketSpecification,
     FileSpecification,
     HubSpecification,
@@ -71,7 +72,7 @@ def defaults_of_path(path: str) -> dict[str, str]:
 
     A repository has those of a server. Blocks while it looks.
     """
-    if path.lower().startswith("hf://"):
+    if path.lower().startswith(("hf://", "oci://", "https://")):
         return {"exit-on-error": "true"}
     if "://" in path:
         own = {"model-control-mode": "poll", "exit-on-error": "true"}
@@ -97,7 +98,7 @@ def serving_path(options: Options, path: str) -> Options:
         located = _in_bucket(place, options.model_name)
         options = _with_the_model(options) if located.file else options
         return replace(options, model_repositories=(located, *others), model_name="")
-    if isinstance(place, HubSpecification):
+    if isinstance(place, (HubSpecification, ArtifactSpecification)):
         place = replace(place, model_name=options.model_name or place.model_name, flag="PATH")
         places = (place, *options.model_repositories[1:])
         return replace(_with_the_model(options), model_repositories=places, model_name="")
@@ -170,7 +171,7 @@ def _serving_folder(options: Options, folder: Path, path: str) -> Options:
 
 def _in_bucket(place: S3Specification | BucketSpecification, name: str) -> S3Specification | BucketSpecification:
     """The location of a graph, or of a repository."""
-    key = place.prefix.rstrip("/")
+    key = (place.prefix + place.file).rstrip("/")
     if not key.endswith(_SUFFIX):
         if name:
             raise _refused("is for one file, and PATH is a repository", name, "leave it out", "--name")

@@ -12,6 +12,7 @@ from toutates.repositories.local.file import FileRepository
 from toutates.repositories.local.repository import LocalRepository
 from toutates.repositories.s3.store import ObjectStore
 from toutates.repositories.specification import (
+    ArtifactSpecification,
     BucketSpecification,
     FileSpecification,
     HubSpecification,
@@ -54,6 +55,14 @@ def open_repositories(
 
             repositories.append(HubRepository(one, cache))
             continue
+        if isinstance(one, ArtifactSpecification):
+            from toutates.repositories.artifacts.archive import ArchiveStore
+            from toutates.repositories.artifacts.oci import OciStore
+            from toutates.repositories.artifacts.repository import ArtifactRepository
+
+            artifact = OciStore(one, cache) if one.registry else ArchiveStore(one, cache)
+            repositories.append(ArtifactRepository(one, cache, artifact))
+            continue
         from toutates.repositories.s3.repository import S3Repository
 
         store: ObjectStore | None = None
@@ -62,6 +71,10 @@ def open_repositories(
                 from toutates.repositories.web.gs import GoogleStore
 
                 store = GoogleStore(one, cache.stopping)
+            elif one.scheme == "https":
+                from toutates.repositories.web.files import WebStore
+
+                store = WebStore(one, cache.stopping)
             else:
                 from toutates.repositories.web.azure import AzureStore
 

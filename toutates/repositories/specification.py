@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from toutates.system.errors import ConfigurationError
 
 __all__ = [
+    "ArtifactSpecification",
     "BucketSpecification",
     "FileSpecification",
     "HubSpecification",
@@ -35,16 +36,26 @@ _SERVICE: Final = re.compile(r"(https?://[^/]*|[^/]*:[0-9]+)(?:/+|$)(.*)", re.DO
 _HUB: Final = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:@([\w-][\w.-]*))?(?:/(.*))?", re.ASCII)
 _GOOGLE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}")
 _AZURE: Final = re.compile(r"[A-Za-z0-9-]+(?:\.[A-Za-z0-9.-]+)?/[a-z0-9$][a-z0-9-]{0,62}")
-_FORMS: Final = "a directory, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, as://ACCOUNT/CONTAINER/PREFIX or hf://ORG/MODEL"
+#: Host and port of a web server; a path with no query, whose signature would be a secret.
+_WEB: Final = re.compile(r"([A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\])(:[0-9]{1,5})?(/[^?#@\\]*)?")
+_ARCHIVES: Final = (".tar.gz", ".tgz", ".tar", ".zip")
+# As OCI has them. A registry is told from the first part of a name by its dot or port.
+_OCI: Final = re.compile(
+    r"((?:[A-Za-z0-9-]+\.)+[A-Za-z0-9-]+(?::[0-9]{1,5})?|[A-Za-z0-9-]+:[0-9]{1,5}|localhost)"
+    r"/([a-z0-9]+(?:(?:[._]|__|-+|/)[a-z0-9]+)*)(?::([\w][\w.-]{0,127}))?(?:@(sha256:[0-9a-f]{64}))?",
+    re.ASCII,
+)
+_FORMS: Final = (
+    "a directory, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, as://ACCOUNT/CONTAINER/PREFIX, hf://ORG/MODEL, "
+    "oci://REGISTRY/REPO:TAG or https://HOST/PATH"
+)
 _GRAPH: Final = ".onnx"
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 #: What to do with a URL of another kind.
 _OTHER_SCHEMES: Final = {
-    "oci": "; of a registry pull the artifact (oras pull) and name the directory",
-    "https": "; fetch the file (curl -O) and name it: a repository needs a listing, and HTTP has none",
-    "http": "; fetch the file (curl -O) and name it: a repository needs a listing, and HTTP has none",
+    "http": "; without TLS anybody on the way could change the models: have them served by https",
 }
 
 
@@ -86,11 +97,11 @@ class S3Specification:
 
 @dataclass(frozen=True, slots=True)
 class BucketSpecification:
-    """A bucket of Google Cloud Storage, a container of Azure, or a part of one.
+    """A bucket of Google Cloud Storage, a container of Azure, a web server, or a part of one.
 
     Attributes:
-        scheme: gs or as.
-        bucket: its name, of a container ACCOUNT/CONTAINER.
+        scheme: gs, as or https.
+        bucket: its name, of a container ACCOUNT/CONTAINER, of a web server HOST or HOST:PORT.
         prefix: what all keys of the repository begin with; "" or ending in a slash.
         flag: that asked for it, for messages.
         file: the object below the prefix that is the graph of the only model; "" where all is a repository.
@@ -113,6 +124,45 @@ class BucketSpecification:
     def url(self) -> str:
         """What the operator calls it."""
         return f"{self.bucket_url}/{self.prefix}{self.file}".rstrip("/")
+
+    def __str__(self) -> str:
+        return self.url
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactSpecification:
+    """What comes as a whole: an archive behind an https URL, or an artifact of an OCI registry.
+
+    Attributes:
+        url: what the operator calls it.
+        request_url: https://HOST/PATH of the archive; https://HOST/NAME of the artifact, or http for this machine's.
+        registry: as the operator has named it; "" for an archive.
+        reference: tag or digest; "" for an archive.
+        model_name: where there is one model that has no name of its own.
+        flag: that asked for it, for messages.
+    """
+
+    url: str
+    request_url: str
+    registry: str = ""
+    reference: str = ""
+    model_name: str = ""
+    flag: str = field(default=_REPOSITORY, compare=False)
+
+    @property
+    def bucket_url(self) -> str:
+        """All of it."""
+        return self.url
+
+    @property
+    def prefix(self) -> str:
+        """What all paths begin with."""
+        return ""
+
+    @property
+    def file(self) -> str:
+        """None is named."""
+        return ""
 
     def __str__(self) -> str:
         return self.url
@@ -172,7 +222,7 @@ class FileSpecification:
 
 
 #: What is not on this machine.
-RemoteSpecification = S3Specification | BucketSpecification | HubSpecification
+RemoteSpecification = S3Specification | BucketSpecification | ArtifactSpecification | HubSpecification
 Specification = Path | FileSpecification | RemoteSpecification
 
 
@@ -248,6 +298,10 @@ def _read(text: str, endpoint: str, region: str, flag: str) -> Specification:
         container, _, prefix = more.partition("/")
         remedy = "write as://ACCOUNT/CONTAINER/PREFIX, and a SAS token to AZURE_STORAGE_SAS_TOKEN"
         return _bucket(kind, f"{account}/{container}", prefix, _AZURE, remedy, flag)
+    if kind == "https":
+        return _web(rest, flag)
+    if kind == "oci":
+        return _oci(rest, flag)
     if kind != "s3":
         # Only the scheme is shown: what follows it may hold a password.
         raise ConfigurationError(
@@ -293,6 +347,53 @@ def _bucket(
         raise ConfigurationError("names no bucket of its kind", key=flag, value=f"{scheme}://", remedy=remedy)
     prefix = prefix.strip("/")
     return BucketSpecification(scheme, bucket, prefix + "/" if prefix else "", flag)
+
+
+def _web(rest: str, flag: str) -> BucketSpecification | ArtifactSpecification:
+    found = _WEB.fullmatch(rest)
+    if found is None:
+        raise ConfigurationError(
+            "is no URL of a file or folder",
+            key=flag,
+            value="https://",  # what follows may hold a password or a signature
+            remedy="write https://HOST/PATH without a query, and name and password of the host into ~/.netrc",
+        )
+    host, path = found[1] + (found[2] or ""), unquote(found[3] or "/")
+    folder, _, name = path.lstrip("/").rpartition("/")
+    folder = folder + "/" if folder else ""
+    archive = next((end for end in _ARCHIVES if name.lower().endswith(end)), "")
+    if archive:
+        url = f"https://{host}{path}"
+        return ArtifactSpecification(
+            url, f"https://{host}{quote(path)}", model_name=name[: -len(archive)] or "model", flag=flag
+        )
+    if name.endswith(_GRAPH):
+        return BucketSpecification("https", host, folder, flag, name, name.removesuffix(_GRAPH) or "model")
+    return BucketSpecification("https", host, folder + (name + "/" if name else ""), flag)
+
+
+def _oci(rest: str, flag: str) -> ArtifactSpecification:
+    found = _OCI.fullmatch(rest)
+    if found is None:
+        raise ConfigurationError(
+            "is no artifact of a registry",
+            key=flag,
+            value="oci://",  # what follows may hold a password
+            remedy="write oci://REGISTRY/REPO:TAG or oci://REGISTRY/REPO@sha256:DIGEST, the registry's host in full",
+        )
+    registry, name, tag, digest = found[1], found[2], found[3] or "", found[4] or ""
+    host, path = registry, name
+    if registry in ("docker.io", "index.docker.io"):
+        host, path = "registry-1.docker.io", name if "/" in name else f"library/{name}"
+    is_here = host.partition(":")[0] in ("localhost", "127.0.0.1")
+    return ArtifactSpecification(
+        f"oci://{rest}",
+        f"{'http' if is_here else 'https'}://{host}/{path}",
+        registry,
+        digest or tag or "latest",
+        name.rpartition("/")[2],
+        flag,
+    )
 
 
 def _s3(bucket: str, prefix: str, endpoint: str, region: str, flag: str) -> S3Specification:

@@ -1,6 +1,5 @@
 """TorchServe's model archives: unpacked, understood, and turned into folders of a model repository.
 
-    unpacking     an archive's files, of a zip, a tar or a folder, into a directory; hostile ones are refused
     manifest      MAR-INF/MANIFEST.json: the model's name, its version, its handler
     settings      model-config.yaml, and what it comes to in a config.pbtxt
     importing     an archive into MODEL/VERSION of a repository

@@ -37,7 +37,7 @@ from toutates.repositories.torchserve.imported import (
 )
 from toutates.repositories.torchserve.manifest import MANIFEST, Handler, Manifest, find_handler, read_manifest
 from toutates.repositories.torchserve.settings import WorkerSettings, model_config, read_settings, workers_of
-from toutates.repositories.torchserve.unpacking import Bounds, unpack
+from toutates.repositories.unpacking import Bounds, unpack
 from toutates.system.errors import ConfigurationError
 
 __all__ = ["AlreadyThere", "Imported", "Wanted", "import_archive"]

@@ -38,7 +38,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 
 {{- define "toutates.isRemote" -}}
-{{- if regexMatch "^(s3|gs|as|hf)://" .Values.models.repository }}yes{{ end -}}
+{{- if regexMatch "^(s3|gs|as|hf|oci|https)://" .Values.models.repository }}yes{{ end -}}
 {{- end }}
 
 {{/* Seconds from the end of a pod's life being decided to its last moment, 5 of them to spare. */}}

@@ -1,4 +1,4 @@
-"""Unpacking model archives, which may come from anybody: zip (``.mar``), ``.tar.gz``, and folders.
+"""Unpacking model archives, which may come from anybody: zip (``.mar``), ``.tar.gz``, ``.tar``, and folders.
 
 Nothing but plain files is taken, by names that stay in the directory, each once. What is unpacked is counted as it
 comes, because an archive's own figures may be wrong. So the worst archive costs as many bytes as ``Bounds`` allow.
@@ -24,9 +24,14 @@ from toutates.models.repository import has_control_characters
 from toutates.system.errors import ConfigurationError
 from toutates.system.text import one_line, shown
 
-__all__ = ["Bounds", "unpack"]
+__all__ = ["Bounds", "Sink", "unpack"]
+
+#: Takes a file of an archive: its path, which stays in the directory, and its content in pieces.
+Sink = Callable[[PurePosixPath, Iterator[bytes]], None]
 
 _CHUNK: Final = 65_536
+#: Where a tar says that it is one.
+_TAR_MAGIC: Final = (257, b"ustar")
 _MAX_NAME: Final = 1_024
 #: What a tar says of one file; an honest one has a few kilobytes. tarfile keeps all of it in memory.
 _MAX_TAR_HEAD: Final = 2**20
@@ -72,28 +77,38 @@ class _Member(NamedTuple):
     open: Callable[[], AbstractContextManager[BinaryIO]]
 
 
-def unpack(archive: Path, target: Path, bounds: Bounds | None = None) -> None:
+def unpack(
+    archive: Path,
+    target: Path | Sink,
+    bounds: Bounds | None = None,
+    *,
+    below: str = "",
+) -> None:
     """Unpack an archive into a directory. Blocks. What a refused one has left there is for the caller to remove.
 
     Args:
-        archive: a zip (TorchServe's ``.mar``), a ``.tar.gz``, or a folder.
-        target: an empty directory.
+        archive: a zip (TorchServe's ``.mar``), a ``.tar.gz``, a ``.tar``, or a folder.
+        target: an empty directory, or what takes the files.
         bounds: what it may come to; None for the usual ones.
+        below: a folder in a tar that ends in a slash: what lies elsewhere, links too, is passed over. "" for all.
 
     Raises:
         ConfigurationError: it is none of these, is broken, or holds what an archive must not hold.
     """
     try:
         if archive.is_dir():
-            _Unpacking(archive, target, bounds or Bounds(), None).take(_folder(archive))
+            _Unpacking(archive, target, bounds or Bounds(), None, below).take(_folder(archive))
             return
         if not archive.is_file():
             raise _refused(archive, "is no file and no folder", "name a .mar, a .tar.gz or a folder")
-        unpacking = _Unpacking(archive, target, bounds or Bounds(), archive.stat().st_size)
+        unpacking = _Unpacking(archive, target, bounds or Bounds(), archive.stat().st_size, below)
         with archive.open("rb") as file:
-            beginning = file.read(4)
+            beginning = file.read(512)
             file.seek(0)
+            at, magic = _TAR_MAGIC
             if beginning[:2] == b"\x1f\x8b":
+                unpacking.take(_tar(archive, gzip.GzipFile(fileobj=file, mode="rb"), unpacking))
+            elif beginning[at:].startswith(magic):
                 unpacking.take(_tar(archive, file, unpacking))
             elif beginning[:2] == b"PK":
                 unpacking.take(_zip(archive, file, unpacking))
@@ -110,6 +125,19 @@ def unpack(archive: Path, target: Path, bounds: Bounds | None = None) -> None:
         raise _refused(archive, f"is broken: {one_line(error, 200)}", "make the archive again") from error
 
 
+def _into(target: Path) -> Sink:
+    """A sink that writes into a directory."""
+
+    def put(name: PurePosixPath, pieces: Iterator[bytes]) -> None:
+        path = target.joinpath(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("xb") as out:
+            for piece in pieces:
+                out.write(piece)
+
+    return put
+
+
 def _refused(archive: Path, problem: str, remedy: str) -> ConfigurationError:
     return ConfigurationError(problem, source=archive, remedy=remedy)
 
@@ -122,11 +150,13 @@ class _Unpacking:
         target: where to.
         bounds: what it may come to.
         size: of the archive, bytes; None for a folder.
+        below: see ``unpack``.
     """
 
-    def __init__(self, archive: Path, target: Path, bounds: Bounds, size: int | None) -> None:
+    def __init__(self, archive: Path, target: Path | Sink, bounds: Bounds, size: int | None, below: str) -> None:
         self._archive = archive
-        self._target = target
+        self._put = target if callable(target) else _into(target)
+        self._below = PurePosixPath(below).parts
         self._bounds = bounds
         self._most = bounds.max_bytes
         if size is not None:
@@ -137,16 +167,21 @@ class _Unpacking:
     def take(self, members: Iterator[_Member]) -> None:
         for member in members:
             name = self._check(member.name)
-            path = self._target.joinpath(name)
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with member.open() as source, path.open("xb") as out:
-                    while data := source.read(_CHUNK):
-                        self._written += len(data)
-                        self.check_size(self._written)
-                        out.write(data)
+                with member.open() as source:
+                    self._put(name, self._pieces(source))
             except (FileExistsError, NotADirectoryError, IsADirectoryError):
                 raise self.refusal(member.name, "is a file and a folder at once") from None
+
+    def is_wanted(self, name: str) -> bool:
+        """Whether a file lies in the folder that is wanted."""
+        return PurePosixPath(name).parts[: len(self._below)] == self._below
+
+    def _pieces(self, source: BinaryIO) -> Iterator[bytes]:
+        while data := source.read(_CHUNK):
+            self._written += len(data)
+            self.check_size(self._written)
+            yield data
 
     def check_size(self, size: int) -> None:
         """See that so many bytes may come out of the archive.
@@ -234,12 +269,12 @@ def _check_directory(archive: Path, file: BinaryIO) -> None:
 
 
 class _Inflated:
-    """The decompressed bytes of a ``.tar.gz``, read forward, and counted."""
+    """The decompressed bytes of a tar, read forward, and counted."""
 
-    def __init__(self, archive: Path, file: BinaryIO, unpacking: _Unpacking) -> None:
+    def __init__(self, archive: Path, source: Any, unpacking: _Unpacking) -> None:
         self._archive = archive
         self._unpacking = unpacking
-        self._source: Any = gzip.GzipFile(fileobj=file, mode="rb")
+        self._source = source
         self._at = 0
         #: bytes that tarfile may read until it has the head of the next file; None while a file is read
         self._left: int | None = _MAX_TAR_HEAD
@@ -270,7 +305,7 @@ class _Inflated:
         return self._at
 
 
-def _tar(archive: Path, file: BinaryIO, unpacking: _Unpacking) -> Iterator[_Member]:
+def _tar(archive: Path, file: Any, unpacking: _Unpacking) -> Iterator[_Member]:
     inflated: Any = _Inflated(archive, file, unpacking)
     heads = 0
     opened: Any  # ``members`` is not in its stub
@@ -281,6 +316,9 @@ def _tar(archive: Path, file: BinaryIO, unpacking: _Unpacking) -> Iterator[_Memb
             heads += 1
             if heads > _MAX_HEADS:
                 raise _refused(archive, "has more folders than files", "leave out what the handler does not need")
+            if not unpacking.is_wanted(member.name):
+                inflated.expect_head(expected=True)
+                continue
             if not (member.isdir() or member.isreg()) or member.issparse():
                 raise unpacking.refusal(member.name, "is a link or no plain file")
             if member.isreg():

@@ -13,7 +13,7 @@ import pytest
 
 from tests.torchserve_archives import contents, mar, tgz
 from toutates.repositories.torchserve.importing import import_archive
-from toutates.repositories.torchserve.unpacking import Bounds, unpack
+from toutates.repositories.unpacking import Bounds, unpack
 from toutates.system.errors import ConfigurationError
 
 
