@@ -160,10 +160,9 @@ def test_what_is_no_model_of_the_hub_is_refused_and_not_shown(url: str) -> None:
 def test_other_files_and_other_schemes_are_refused_with_what_to_do() -> None:
     for url, remedy in (
         ("hf://acme/net/config.json", "a file of it that ends in .onnx"),
-        ("gs://b/p", "--s3-endpoint https://storage.googleapis.com"),
-        ("as://a/c/p", "blobfuse2"),
-        ("oci://r/m:1", "oras pull"),
-        ("https://u:secret@h/model.onnx", "curl -O"),
+        ("http://u:secret@h/model.onnx", "have them served by https"),
+        ("https://u:secret@h/model.onnx", "into ~/.netrc"),
+        ("ftp://u:secret@h/model.onnx", "oci://REGISTRY/REPO:TAG or https://HOST/PATH"),
     ):
         with pytest.raises(ConfigurationError) as caught:
             read_specifications([url], endpoint=None, region=None)

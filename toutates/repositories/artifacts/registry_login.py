@@ -97,6 +97,8 @@ class RegistryLogin:
         headers = {"Authorization": f"Basic {password}"} if password else {}
         problem = "a token of the registry cannot be had"
         try:
+            # The server of tokens may be the registry itself: the old token must not go in place of the password.
+            self._header = ""
             self._until = time.monotonic() + _USUAL_S
             url = f"{realm}{'&' if '?' in realm else '?'}{urlencode(query)}"
             _, body, _ = client.read(url, _MAX_ANSWER, problem, headers)
@@ -105,7 +107,7 @@ class RegistryLogin:
             lasts = given.get("expires_in", _USUAL_S)
             if not isinstance(token, str) or not token.isascii() or not token.isprintable():
                 raise ValueError("it is no token")
-            self._until = time.monotonic() + max(1.0, float(lasts) - _EARLY_S)
+            self._until = time.monotonic() + max(0.0, float(lasts) - _EARLY_S)
         except Refused as error:
             raise self._asked.unusable(f"{problem} (status {error.status})", LOGIN) from error
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
