@@ -12,8 +12,10 @@ import os
 import shutil
 import ssl
 import tarfile
+import threading
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -21,6 +23,8 @@ from urllib.request import Request, urlopen
 
 import pytest
 import trustme
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.ports import free_port
 from tests.repositories.answers import Answer, Answers, answering
@@ -597,3 +601,72 @@ def test_manifests_that_are_none(given: dict[str, Any]) -> None:
     for body in (b"", b"[]", b"[" * 100_000, b'{"manifests": []}', b'{"manifests": [{}]}'):
         with pytest.raises(ValueError):  # noqa: PT011
             chosen_manifest(body)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8) | st.just(f"sha256:{'0' * 64}"),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["layers", "config", "digest", "size", "mediaType", "annotations", "manifests", "platform"]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(JSON)
+def test_a_manifest_is_read_or_refused(document: Any) -> None:
+    body = json.dumps(document).encode()
+    for read in (read_manifest, chosen_manifest):
+        with suppress(ValueError):
+            read(body)
+
+
+def test_a_stop_ends_the_download_of_an_archive(served: tuple[Files, Answers], tmp_path: Path) -> None:
+    _, server = served
+    asked = threading.Event()
+
+    def answer(method: str, path: str, headers: Mapping[str, str]) -> Answer:
+        if method == "GET":
+            asked.set()
+        return Answer(b"" if method == "HEAD" else b"x", headers={"ETag": '"1"', "Content-Length": "1000"})
+
+    server.answer = answer
+    failed: list[Exception] = []
+
+    def scan() -> None:
+        try:
+            one.scan()
+        except Exception as error:
+            failed.append(error)
+
+    with opened(f"{server.url}/models.tar.gz", tmp_path) as one:
+        thread = threading.Thread(target=scan)
+        thread.start()
+        assert asked.wait(60)
+        one.stop()
+        thread.join(60)
+        assert not thread.is_alive()
+    assert "stopping" in str(failed[0])
+    assert not [path for path in tmp_path.iterdir() if path.is_file() and path.name not in ("lock", "authority.pem")]
+
+
+def test_an_archive_that_is_larger_than_announced_is_refused(served: tuple[Files, Answers], tmp_path: Path) -> None:
+    files, server = served
+    files.files["/a.tar.gz"] = tar(MODEL)
+
+    def answer(method: str, path: str, headers: Mapping[str, str]) -> Answer:
+        given = files(method, path, headers)
+        return Answer(b"", headers={**given.headers, "Content-Length": "1000"}) if method == "HEAD" else given
+
+    server.answer = answer
+    with (
+        opened(f"{server.url}/a.tar.gz", tmp_path) as one,
+        pytest.raises(RepositoryError, match="longer than its 1000 bytes"),
+    ):
+        one.scan()

@@ -384,6 +384,16 @@ def test_a_listing_that_is_too_long_is_given_up(
         one.scan()
 
 
+def test_a_listing_that_takes_too_long_is_given_up(
+    fake: tuple[str, Answers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, service = fake
+    monkeypatch.setattr(client, "_WHOLE_SECONDS", -1)
+    service.answer = lambda method, path, headers: Answer(listing(url, "m/1/model.onnx", 1))
+    with opened(url, tmp_path) as one, pytest.raises(RepositoryError, match="it takes longer than"):
+        one.scan()
+
+
 @pytest.mark.parametrize("sent", [b"longer than it was", b"short"])
 def test_an_object_of_another_size_is_never_served(fake: tuple[str, Answers], tmp_path: Path, sent: bytes) -> None:
     url, service = fake

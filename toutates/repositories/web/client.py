@@ -11,6 +11,7 @@ import random
 import re
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -28,6 +29,8 @@ __all__ = ["Asked", "HttpClient", "Refused"]
 
 _CONNECT_SECONDS: Final = 5.0
 _READ_SECONDS: Final = 20.0
+#: For a short content as a whole, which could come a byte at a time.
+_WHOLE_SECONDS: Final = 60.0
 #: Requests that fail one after the other without a byte of content between them, and how long the next one waits.
 _ATTEMPTS: Final = 4
 _FIRST_WAIT: Final = 0.2  # seconds, doubled each time, and up to twice that at random
@@ -147,10 +150,13 @@ class HttpClient:
         while True:
             try:
                 body = bytearray()
+                end = time.monotonic() + _WHOLE_SECONDS
                 with self._answer(method, url, headers) as (answer, came_from):
                     for chunk in answer.stream(_CHUNK, decode_content=False):
                         self._check_stopping()
                         body += chunk
+                        if time.monotonic() > end:
+                            raise TimeoutError(f"it takes longer than {_WHOLE_SECONDS:g} s")
                         if len(body) > limit:
                             raise self._asked.unusable(
                                 f"{problem}: what answers is longer than {limit} bytes",
