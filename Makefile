@@ -134,7 +134,7 @@ $(VENV_GPU)/.gpu: pyproject.toml
 test-gpu: $(if $(HAS_GPU),$(VENV_GPU)/.gpu,$(VENV)/.dev)  ## The tests that want a GPU of NVIDIA; without one they are skipped
 	$(if $(HAS_GPU),$(VENV_GPU),$(VENV))/bin/python -m pytest -m gpu $(ARGS)
 
-# It fetches packages and models, and listens on the ports that the pages name.
+# It fetches packages and models. Ports are those of the pages, or others where these are taken.
 test-quickstarts: $(VENV)/.dev  ## Follow the quick starts of docs from nothing, as their readers do
 	$(BIN)/python docs/follow.py docs/quickstart-*.md
 

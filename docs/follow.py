@@ -136,7 +136,12 @@ def _running(text: str, folder: Path, port: int) -> Iterator[None]:
     with (folder / "server.log").open("w+") as log:
         # In a group of its own, because a shell does not pass signals on.
         server = subprocess.Popen(
-            ["bash", "-ec", text], cwd=folder, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            ["bash", "-ec", text],
+            cwd=folder,
+            env=_environment(),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         try:
             deadline = time.monotonic() + PATIENCE_S
@@ -160,10 +165,19 @@ def _is_ready(port: int) -> bool:
         return False
 
 
+def _environment() -> dict[str, str]:
+    """Of the steps. What is installed is compiled when it is imported, for most of it never is."""
+    environment = {**os.environ, "PIP_NO_COMPILE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    return environment
+
+
 def _run(step: Step, folder: Path) -> str:
     text = step.text.replace("<this repository>", str(ROOT))
     command = ["bash", "-ec", text] if step.kind == "sh" else [PYTHON, "-c", text]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=STEP_S, check=False)
+    done = subprocess.run(
+        command, cwd=folder, env=_environment(), capture_output=True, text=True, timeout=STEP_S, check=False
+    )
     if done.returncode:
         raise WrongPage(f"this ended with status {done.returncode}:\n{text}\n{done.stdout}{done.stderr}")
     return done.stdout
