@@ -37,7 +37,7 @@ from toutates.protocol.parsing import parse
 from toutates.system.errors import MalformedMessage, RequestError
 from toutates.system.shared_memory import SharedObject
 
-__all__ = ["check", "make_case"]
+__all__ = ["MOST_REGIONS", "NAMES", "NUMBERS", "check", "make_case", "tensor_of"]
 
 MOST_REGIONS = 3
 MOST_BYTES = 100_000
@@ -106,7 +106,8 @@ def _name(rng: random.Random) -> bytes:
     return rng.choice(NAMES).encode()
 
 
-def _tensor(rng: random.Random) -> bytes:
+def tensor_of(rng: random.Random) -> bytes:
+    """An input that is in a region, or nearly."""
     tensor = ModelInferRequest.InferInputTensor(name="x")
     parameters = tensor.parameters
     if rng.random() < 0.95:
@@ -125,7 +126,7 @@ def _resize(rng: random.Random) -> bytes:
 
 
 MAKERS: dict[str, Callable[[random.Random], bytes]] = {
-    **{"r": _rest, "g": _grpc, "u": _name, "s": _name, "p": _tensor, "t": _resize}
+    **{"r": _rest, "g": _grpc, "u": _name, "s": _name, "p": tensor_of, "t": _resize}
 }
 
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from tests.fuzz import (
     configuration,
+    cuda_regions,
     header_blocks,
     http_oracle,
     http_sessions,
@@ -56,6 +57,7 @@ TARGETS: Final = MappingProxyType(
         "rest_request": Target(rest_requests.make_case, rest_requests.check, guided=True),
         "text_request": Target(text_requests.make_case, text_requests.check, guided=True),
         "region_requests": Target(region_requests.make_case, region_requests.check),
+        "cuda_regions": Target(cuda_regions.make_case, cuda_regions.check),
         "policy_queues": Target(policy_queues.make_case, policy_queues.check),
         "stream_messages": Target(stream_messages.make_case, stream_messages.check),
         "configuration": Target(configuration.make_case, configuration.check),

@@ -20,6 +20,7 @@ CASES = {
     "rest_request": 1_500,
     "text_request": 500,
     "region_requests": 150,
+    "cuda_regions": 100,
     "policy_queues": 150,
     "stream_messages": 500,
     "configuration": 100,
