@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 import pytest
@@ -297,6 +298,44 @@ def test_google_by_a_service_account(tmp_path: Path, monkeypatch: pytest.MonkeyP
         with opened("gs://bucket/models", tmp_path / "cache") as one:
             assert [one.scan(), one.scan()] == [[], []]
         assert len([path for _, path, _ in service.requests if path == "/token"]) == 1
+
+
+def test_credentials_that_come_late_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("azure.identity")
+    credentials: Any = pytest.importorskip("google.auth.credentials")
+    exceptions: Any = pytest.importorskip("google.auth.exceptions")
+
+    def answer(method: str, path: str, headers: Mapping[str, str]) -> Answer:
+        if path.startswith("/token"):
+            given = {"access_token": "tok", "expires_on": str(int(time.time()) + 3_600), "resource": "r"}
+            return Answer(json.dumps(given).encode(), headers={"Content-Type": "application/json"})
+        if headers.get("authorization") != "Bearer tok":
+            return Answer(status=403)
+        return Answer(b"{}" if "/storage/" in path else LISTING % b"")
+
+    with answering(answer) as service:
+        monkeypatch.setenv("AZURE_STORAGE_SERVICE_ENDPOINT", service.url)
+        monkeypatch.setattr(gs, "_ENDPOINT", service.url)
+        failed = [exceptions.DefaultCredentialsError("the machine does not tell yet")]
+        found = credentials.AnonymousCredentials()
+        found.token = "tok"
+
+        def default(**_: object) -> tuple[Any, None]:
+            if failed:
+                raise failed.pop()
+            return found, None
+
+        monkeypatch.setattr("google.auth.default", default)
+        monkeypatch.setattr(credentials.AnonymousCredentials, "valid", True)
+        for url in URLS:
+            with opened(url, tmp_path) as one:
+                with monkeypatch.context() as without:
+                    without.setitem(sys.modules, "azure.identity", None)
+                    with pytest.raises(ConfigurationError, match="access is denied"):
+                        one.scan()
+                monkeypatch.setenv("IDENTITY_ENDPOINT", f"{service.url}/token")
+                monkeypatch.setenv("IDENTITY_HEADER", "secret")
+                assert one.scan() == []
 
 
 @pytest.mark.parametrize("content", [None, "no JSON", "{}", '{"type": "service_account"}'])

@@ -63,10 +63,10 @@ class AzureStore:
             raise ConfigurationError("is no URL", key=_ENDPOINT, remedy="write https://HOST")
         self._endpoint = service or f"https://{host if '.' in host else host + _SUFFIX}"
         self._sas = ""
-        authorize = self._authorize(specification, account)
-        self._client = HttpClient(self._asked, _explained, stopping, THREADS + 2, authorize)
+        self._authorize = self._chosen(specification, account)
+        self._client = HttpClient(self._asked, self._explain, stopping, THREADS + 2, self._authorize)
 
-    def _authorize(self, specification: BucketSpecification, account: str) -> Authorize:
+    def _chosen(self, specification: BucketSpecification, account: str) -> Authorize:
         """By Triton's file, by the account's key, by a SAS token, or by an identity; the first that is there."""
         given = azure_credentials(specification, os.environ)
         if given is None:
@@ -133,6 +133,12 @@ class AzureStore:
     def close(self) -> None:
         """See ``ObjectStore.close``."""
         self._client.close()
+
+    def _explain(self, refused: Refused) -> tuple[str, str] | None:
+        explained = _explained(refused)
+        if explained is not None and isinstance(self._authorize, AzureToken):
+            self._authorize.look_again()
+        return explained
 
 
 def _page(body: bytes) -> tuple[list[S3Object], str]:

@@ -73,6 +73,11 @@ class GoogleToken:
                 self._refresh()
             return {"Authorization": f"Bearer {self._found.token}"}
 
+    def look_again(self) -> None:
+        """Look for credentials anew before the next request, if there were none: a machine may tell its own late."""
+        with self._lock:
+            self._is_anonymous = False
+
     def _find(self) -> None:
         import google.auth
         from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError
@@ -137,6 +142,12 @@ class AzureToken:
             if not self._is_anonymous and (self._token is None or self._token.expires_on - _EARLY_S < time.time()):
                 self._renew()
             return {} if self._is_anonymous else {"Authorization": f"Bearer {self._token.token}"}
+
+    def look_again(self) -> None:
+        """See ``GoogleToken.look_again``."""
+        with self._lock:
+            if self._is_anonymous:
+                self._is_anonymous, self._credential = False, None
 
     def _renew(self) -> None:
         try:

@@ -53,10 +53,11 @@ class GoogleStore:
         check = f"the network and {_EMULATOR}" if emulator else "the network and HTTPS_PROXY"
         self._asked = Asked(specification.flag, specification.url, "Google Cloud Storage", check)
         self._bucket = specification.bucket
+        self._token: GoogleToken | None = None
         more: dict[str, Any] = {}
         if not emulator:
-            more["authorize"] = GoogleToken(self._asked, google_credentials(specification, os.environ))
-        self._client = HttpClient(self._asked, _explained, stopping, THREADS + 2, **more)
+            self._token = more["authorize"] = GoogleToken(self._asked, google_credentials(specification, os.environ))
+        self._client = HttpClient(self._asked, self._explain, stopping, THREADS + 2, **more)
 
     @property
     def endpoint(self) -> str:
@@ -121,6 +122,11 @@ class GoogleStore:
     def close(self) -> None:
         """See ``ObjectStore.close``."""
         self._client.close()
+
+    def _explain(self, refused: Refused) -> tuple[str, str] | None:
+        if refused.status in (401, 403) and self._token is not None:
+            self._token.look_again()
+        return _explained(refused)
 
 
 def _object(entry: Any) -> S3Object:
