@@ -40,6 +40,7 @@ from toutates.h2grpc.shared import Shared
 from toutates.h2grpc.status import GrpcError, LimitExceeded, Status
 from toutates.h2grpc.stream import Buffer
 from toutates.h2grpc.streams import OPEN
+from toutates.h2grpc.vector import Vector
 
 __all__ = ["ServerConnection"]
 
@@ -179,9 +180,18 @@ class ServerConnection:
             return self._foresight.head_bytes
         return 0
 
+    @property
+    def next_bytes(self) -> int:
+        """Bytes of the next request, if one is foreseen; 0 if none is."""
+        return self._foresight.next_bytes if self.head_bytes else 0
+
     def foreseen_bytes(self, head: bytes) -> int:
         """Bytes of the whole request that begins so, which are worth waiting for; 0 if it is not as foreseen."""
         return self._foresight.foreseen_bytes(head)
+
+    def vector(self) -> Vector | None:
+        """What ``views`` would give for a request that is foreseen, if that is known already."""
+        return self._foresight.vector() if self.head_bytes else None
 
     def views(self) -> list[memoryview]:
         """Where the next bytes had better be put, while ``direct`` is set; none if they are to be handed in after all.

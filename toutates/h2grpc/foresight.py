@@ -23,6 +23,7 @@ from toutates.h2grpc.message_memory import ALIGNMENT, MessageMemory
 from toutates.h2grpc.messages import PREFIX_SIZE
 from toutates.h2grpc.parts import Parts
 from toutates.h2grpc.streams import HALF_CLOSED_REMOTE
+from toutates.h2grpc.vector import Vector
 
 __all__ = ["Foresight"]
 
@@ -78,6 +79,11 @@ class Foresight:
         """Bytes that tell whether a request is as foreseen, by its head and the first bytes of its message."""
         return self._like.head + WITH_HEAD
 
+    @property
+    def next_bytes(self) -> int:
+        """Bytes that come at least if the next request is as foreseen."""
+        return self._like.head + self._like.size
+
     def foreseen_bytes(self, head: bytes) -> int:
         """Bytes that come at least where a request begins with these ``head_bytes``; 0 if it is not as foreseen."""
         before, flags, length, size = self._like
@@ -100,10 +106,28 @@ class Foresight:
         memory = self._memory = self._parts.shared.pool.next_one(start + size)
         if memory is None:
             return []
+        heads, direct = self._parts.shared.frame_heads, self._direct
         room = memoryview(memory)[start + WITH_HEAD : start + size]
-        views = self._direct.lay_out(room, length - PREFIX_SIZE - WITH_HEAD, length, len(room), FRAMES_AHEAD - 1)
-        views.insert(0, self._parts.shared.frame_heads.head[: before + WITH_HEAD])
+        views = direct.lay_out(room, length - PREFIX_SIZE - WITH_HEAD, length, len(room), FRAMES_AHEAD - 1)
+        views.insert(0, heads.head[: before + WITH_HEAD])
+        # Made once it is likely to be used: requests of two kinds may come in turns.
+        memory.vector = Vector(heads, views, direct.ahead, direct.last) if memory.kind == self._like else None
+        memory.kind = self._like
         return views
+
+    def vector(self) -> Vector | None:
+        """The same as ``views``, made when an earlier request like this one was received; None if it was not."""
+        _, _, _, size = self._like
+        parts, direct = self._parts, self._direct
+        memory = parts.shared.pool.next_one(-size % ALIGNMENT + size)
+        if memory is None or memory.kind != self._like:
+            return None
+        vector = memory.vector
+        if vector is None or vector.heads is not parts.shared.frame_heads:
+            return None
+        direct.ahead, direct.last = vector.ahead, vector.last
+        self._memory = memory
+        return vector
 
     def take(self, count: int, now_ns: int) -> LargeRequest | None:
         """The request that ``count`` bytes in ``views`` are, if they are all of it and nothing about it is unusual."""

@@ -10,6 +10,8 @@ import mmap
 from collections import deque
 from typing import Final
 
+from toutates.h2grpc.vector import Vector
+
 __all__ = ["LARGE_MESSAGE_BYTES", "POOL_BYTES", "LargeMessage", "MemoryPool", "MessageMemory"]
 
 #: Messages of this size and more get memory of their own, and are received straight into it.
@@ -41,13 +43,18 @@ class MessageMemory(mmap.mmap):
         start: where the message begins.
         length: of the message, bytes: what ``len`` gives.
         kept_bytes: so much of it came from what the pool keeps, and counts there until ``returned``.
+        kind: of the request that was received into it last as a whole (``foresight``).
+        vector: where the next one of that kind is received; None until there were two, and once the memory has grown,
+            because it may have moved.
     """
 
-    __slots__ = ("kept_bytes", "length", "start")
+    __slots__ = ("kept_bytes", "kind", "length", "start", "vector")
 
     start: int
     length: int
     kept_bytes: int
+    kind: tuple[int, ...]
+    vector: Vector | None
 
     def __len__(self) -> int:
         return self.length
@@ -217,6 +224,8 @@ class MemoryPool:
             except OSError as error:
                 raise MemoryError(str(error)) from error
             memory.kept_bytes = 0
+            memory.kind = ()
+            memory.vector = None
             _ask_for_huge_pages(memory)
         self.lent += 1
         return memory
@@ -244,6 +253,8 @@ class MemoryPool:
         Raises:
             MemoryError: the system has no more.
         """
+        memory.kind = ()
+        memory.vector = None
         try:
             memory.resize(size)
         except OSError as error:
@@ -287,10 +298,12 @@ class MemoryPool:
 
 def _has_views(memory: MessageMemory) -> bool:
     try:
-        memory.resize(memory.capacity)  # which the system has nothing to do for; refused as long as there are views
+        memory.resize(-1)  # no size; but it is refused for that reason first
     except BufferError:
         return True
-    return False
+    except ValueError:
+        return False
+    raise AssertionError("a size below 0 was taken")
 
 
 def _ask_for_huge_pages(memory: MessageMemory) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 import trio
 
 from toutates.h2grpc.stream import NEVER, Buffer
+from toutates.h2grpc.vector import Vector
 
 __all__ = ["NO_DEADLINES", "Connection", "Deadlines", "Exchange", "Service"]
 
@@ -64,6 +65,15 @@ class Connection(Protocol):
     def foreseen_bytes(self, head: bytes) -> int:
         """Bytes that come together where the first ``head_bytes`` are these; 0 where that is not known."""
         return 0
+
+    @property
+    def next_bytes(self) -> int:
+        """Bytes of the next large message, where one is foreseen; 0 if none is."""
+        return 0
+
+    def vector(self) -> Vector | None:
+        """What ``views`` would give, where it is known as the system wants it; the same holds for it."""
+        return None
 
     def views(self) -> list[memoryview]:
         """Where to put the next bytes, in this order, while ``direct`` is set; none if they are to be handed in.

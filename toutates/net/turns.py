@@ -32,6 +32,11 @@ EVENTS_AT_ONCE: Final = 16
 CLOSELY_TIMED_BYTES: Final = 65_536
 #: In a round that takes longer than this, reads that are filled become smaller: many connections have much to say.
 CROWDED_ROUND_NS: Final = 16_000_000
+#: So many large messages have to come as foreseen, each within AWAIT_NS of the one before, and nothing else, until the
+#: next one is waited for before it begins: whatever comes in its place is read up to AWAIT_NS later than it came. Once
+#: one did not come in time, so many more have to.
+SURELY_ALIKE: Final = 8
+DOUBTED: Final = -24
 #: How long a round may spend on what earlier rounds left over, for all connections together.
 CATCH_UP_NS: Final = 8_000_000
 
@@ -109,13 +114,14 @@ class Turns:
         connection = transport.connection
         if transport.awaited_bytes == 1 and (size := connection.head_bytes):
             return self._await_foreseen(transport, size, now_ns)
-        views = [] if transport.closing else connection.views()
-        if not views:
+        vector = None if transport.closing else connection.vector()
+        views = [] if transport.closing or vector else connection.views()
+        if not (views or vector):
             self._await_more(transport, now_ns)
             return False
         goes_on = transport.awaited_bytes > 1 or connection.awaited_bytes > 0
         try:
-            size = transport.receive_into(views)
+            size = transport.receive_vector(vector) if vector is not None else transport.receive_into(views)
         except BlockingIOError:
             return True
         except ConnectionFault as fault:
@@ -167,14 +173,26 @@ class Turns:
             return False
         count = min(transport.connection.foreseen_bytes(transport.peek(size)), MOST_AWAITED_BYTES)
         if count < LEAST_AWAITED_BYTES:
+            transport.alike = min(transport.alike, 0)
             return False
+        if now_ns - transport.last_read_ns < AWAIT_NS:
+            transport.alike += 1
+        else:
+            transport.alike = min(transport.alike, 0)
         transport.last_read_ns = now_ns
         self._await(transport, count, now_ns)
         return True
 
     def _await_more(self, transport: Transport, now_ns: int) -> None:
-        """In the middle of a large message that comes fast, read again only when much more of it is there."""
-        count = min(transport.connection.awaited_bytes, transport.pace, MOST_AWAITED_BYTES)
+        """In the middle of a large message that comes fast, read again only when much more of it is there.
+
+        So it is between messages of a client that sends one soon after the other, and nothing else: the next one is
+        waited for before it begins, and takes one trip through the epoll and no look at how it begins.
+        """
+        connection = transport.connection
+        count = min(connection.awaited_bytes, transport.pace, MOST_AWAITED_BYTES)
+        if count < LEAST_AWAITED_BYTES and transport.alike >= SURELY_ALIKE:
+            count = min(connection.next_bytes, MOST_AWAITED_BYTES)
         if count >= LEAST_AWAITED_BYTES:
             self._await(transport, count, now_ns)
         elif transport.awaited_bytes > 1:
@@ -191,7 +209,10 @@ class Turns:
         awaiting = self._transports.awaiting
         for transport, since_ns in list(awaiting.items()):
             if now_ns - since_ns >= AWAIT_NS:
-                transport.pace = 0
+                if transport.alike >= SURELY_ALIKE and not transport.connection.awaited_bytes:
+                    transport.alike = DOUBTED
+                else:
+                    transport.pace = 0
                 transport.await_bytes(1)
                 del awaiting[transport]
             else:
