@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 from collections.abc import Iterator
 from itertools import accumulate
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -24,6 +26,7 @@ from tests.h2grpc.support import (
     connected,
     data,
     describe,
+    elements,
     exchange,
     frame,
     headers,
@@ -189,7 +192,7 @@ SMALL_PIECES = st.one_of(
 
 @settings(deadline=None)
 @given(
-    st.lists(st.tuples(st.integers(1, 6), SMALL_PIECES), min_size=1, max_size=4),
+    st.lists(st.tuples(st.integers(1, 9), SMALL_PIECES), min_size=1, max_size=4),
     st.lists(st.sampled_from([0, 0, 700, 800, 200, 150, 130, 5]), min_size=24, max_size=24),
     st.lists(st.integers(0, 10**5), max_size=3),
 )
@@ -259,6 +262,57 @@ def test_once_two_requests_were_alike_the_next_is_received_by_one_read() -> None
     assert server.pool.lent == 0
     server.connection.connection_lost()
     assert not receives_directly(server)
+
+
+def test_requests_that_go_on_being_alike_are_received_by_an_array_that_is_kept() -> None:
+    server = Server.opened(LIMITS)
+    server.gives_back = True
+    requests = [b"".join(upload(at, 9_000, [1_800])) for at in range(1, 41, 2)]
+    for octets in requests[:3]:
+        server.receive(octets[:1_000])
+        server.receive(octets[1_000:])
+    assert server.connection.vector() is None
+    for octets in requests[3:10]:
+        server.receive(octets)
+    assert server.vectors == 6  # the two before were foreseen too, and had it made
+    known = server.connection.vector()
+    assert known is not None
+    views = server.connection.views()
+    assert [(ctypes.addressof(first_byte(view)), len(view)) for view in views] == elements(known)
+    assert sum(size for _, size in elements(known)) == len(requests[10])
+    del views
+    # What is not as foreseen, and what comes in two reads, is read all the same.
+    for octets in (requests[10][:500], requests[10][500:], requests[11][:4_000], requests[11][4_000:], *requests[12:]):
+        server.receive(octets)
+    assert [call.message for call in server.events if isinstance(call, Call)] == [
+        CONTENT[at : at + 9_000] for at in range(1, 41, 2)
+    ]
+    assert server.pool.lent == 0
+
+
+def first_byte(view: Any) -> ctypes.c_char:
+    return ctypes.c_char.from_buffer(view)
+
+
+def test_an_array_is_forgotten_with_where_its_memory_was() -> None:
+    pool = Shared().pool
+    server = Server.opened(LIMITS, shared=Shared(pool=pool))
+    server.gives_back = True
+    for at in range(1, 21, 2):
+        octets = b"".join(upload(at, 9_000, [1_800]))
+        server.receive(octets[:1_000])
+        server.receive(octets[1_000:])
+    assert server.connection.vector() is not None
+    memory = pool.take(10_000_000)
+    assert memory is not None
+    pool.returned(memory)
+    pool.give_back(memory)
+    assert server.connection.vector() is None
+    for at in range(21, 41, 2):
+        server.receive(b"".join(upload(at, 9_000, [1_800])))
+    assert [call.message for call in server.events if isinstance(call, Call)] == [
+        CONTENT[at : at + 9_000] for at in range(1, 41, 2)
+    ]
 
 
 @pytest.mark.parametrize("sizes", [[1_000, 1_000, 300, 1_000], [500, 20, 2_000], [2_500, 2_500, 2_200, 1_000]])
@@ -381,7 +435,7 @@ def test_memory_that_somebody_reads_is_not_used_again() -> None:
 def test_a_pool_keeps_so_much_and_no_huge_pieces() -> None:
     pool = MemoryPool(2 * LARGEST_SPARE_BYTES)
     for size in (LARGEST_SPARE_BYTES + 1, LARGEST_SPARE_BYTES, LARGEST_SPARE_BYTES, LARGEST_SPARE_BYTES):
-        pool.give_back(MessageMemory(-1, size))
+        pool.give_back(MessageMemory(size))
     assert pool.kept_bytes == 2 * LARGEST_SPARE_BYTES
 
 
@@ -394,7 +448,7 @@ def test_a_pool_keeps_nothing_once_no_message_has_come_for_a_while() -> None:
     pool.returned(memory)
     pool.give_back(memory)
     assert pool.take(20_000) is memory
-    pool.give_back(MessageMemory(-1, 30_000))
+    pool.give_back(MessageMemory(30_000))
     now_ns = 10**12
     pool.trim(now_ns)
     assert pool.kept_bytes == 50_000
@@ -427,7 +481,7 @@ def test_messages_that_only_begin_hold_no_more_of_large_ones_before_them_than_a_
 
 
 def test_memory_reads_like_bytes() -> None:
-    memory = MessageMemory(-1, 10)
+    memory = MessageMemory(10)
     memory[:] = b"0123456789"
     assert memory.startswith(b"234", 2)
     assert not memory.startswith(b"9a", 9)

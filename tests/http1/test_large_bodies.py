@@ -44,7 +44,7 @@ def begun(pool: MemoryPool, octets: bytes, limits: Limits | None = None) -> Conn
 
 def test_a_large_body_is_memory_that_can_be_read_like_bytes() -> None:
     pool = MemoryPool()
-    pool.give_back(MessageMemory(-1, 2_000_000))
+    pool.give_back(MessageMemory(2_000_000))
     whole = request("POST", body=CONTENT)
     connection = begun(pool, whole[:16_384])
     [one] = hand_in(connection, whole[16_384:], direct=True)

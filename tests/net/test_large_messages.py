@@ -196,6 +196,59 @@ def test_the_beginning_of_a_request_like_the_last_ones_is_read_soon_if_no_more_c
         assert server.call(lambda: server.service.shared.pool.lent) == 0
 
 
+def until_awaited(server: Running, client: RawClient) -> int:
+    """Send large requests that are alike until the next one is waited for ahead; returns its stream."""
+    for stream_id in range(1, 401, 2):
+        client.sock.sendall(upload(stream_id, 1_000_000))
+        finish(client, stream_id)
+        if server.call(lambda: the_transport(server).awaited_bytes) >= 1_000_000:
+            return stream_id + 2
+    raise AssertionError("no request is waited for before it begins")
+
+
+def test_the_next_of_many_large_requests_is_told_of_once_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "AWAIT_NS", HOUR_NS)
+    with running() as server, RawClient(server, WIDE) as client:
+        at = until_awaited(server, client)
+        for stream_id in range(at, at + 8, 2):
+            assert list(server.call(lambda: server.worker.transports.awaiting)) == [the_transport(server)]
+            client.sock.sendall(upload(stream_id, 1_000_000))
+            finish(client, stream_id)
+        assert server.call(lambda: server.service.shared.pool.lent) == 0
+        # What is not the request that is waited for is read when as much has come, and nothing is waited for then.
+        client.sock.sendall(unary(at + 8) + upload(at + 10, 1_000_000))
+        finish(client, at + 8, at + 10)
+        client.sock.sendall(unary(at + 12))
+        finish(client, at + 12)
+
+
+def test_what_comes_in_place_of_a_large_request_is_read_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "AWAIT_NS", 500_000_000)
+    with running() as server, RawClient(server, WIDE) as client:
+        at = until_awaited(server, client)
+        client.sock.sendall(unary(at))
+        finish(client, at)
+        transport = the_transport(server)
+        assert server.call(lambda: transport.alike) <= 0
+        assert server.call(lambda: transport.awaited_bytes) == 1
+        assert not server.call(lambda: server.worker.transports.awaiting)
+        client.sock.sendall(upload(at + 2, 1_000_000))
+        finish(client, at + 2)
+
+
+def test_a_client_that_leaves_while_its_next_request_is_waited_for_is_gone_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(turns, "AWAIT_NS", HOUR_NS)
+    with running() as server:
+        with RawClient(server, WIDE) as client:
+            at = until_awaited(server, client)
+            client.sock.sendall(upload(at, 1_000_000)[:500_000])
+        server.until(lambda: not server.worker.transports.open)
+        assert not server.call(lambda: server.worker.transports.awaiting)
+        assert server.call(lambda: server.service.shared.pool.lent) == 0
+
+
 def frames_of(octets: bytes, frame_bytes: int = 16_384) -> bytes:
     """DATA of stream 1, which these end."""
     return b"".join(

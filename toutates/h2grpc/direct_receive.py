@@ -214,6 +214,11 @@ class DirectReceive:
         return self._call is not None
 
     @property
+    def idle(self) -> bool:
+        """Whether no message is received directly, nor one whose beginning was."""
+        return self._call is None and (self._ended is None or self._ended.assembler is None)
+
+    @property
     def awaited_bytes(self) -> int:
         """Bytes that are missing of the message, or of the frame if its call has ended; 0 for none."""
         call = self._call

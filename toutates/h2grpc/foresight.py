@@ -35,7 +35,6 @@ DISTRUST: Final = -16
 #: The head of a DATA frame and the prefix of a message.
 _pack_start = Struct(">IBIBI").pack
 _pack_head = FRAME_HEAD.pack
-_unpack_head = FRAME_HEAD.unpack_from
 
 
 class Foresight:
@@ -46,13 +45,15 @@ class Foresight:
         direct: receives the message where only a part of it has come.
     """
 
-    __slots__ = ("_direct", "_like", "_memory", "_most_bytes", "_parts", "_trust")
+    __slots__ = ("_block", "_direct", "_like", "_memory", "_most_bytes", "_parts", "_trust")
 
     def __init__(self, parts: Parts, direct: DirectReceive) -> None:
         self._parts = parts
         self._direct = direct
         #: the last request that was received directly
         self._like = direct.began
+        #: the header block of the last request that was as foreseen
+        self._block = b""
         #: how many requests before it were like it
         self._trust = 0
         #: where the next one is received, between ``views`` and what is made of it
@@ -133,17 +134,12 @@ class Foresight:
         """The request that ``count`` bytes in ``views`` are, if they are all of it and nothing about it is unusual."""
         parts, direct = self._parts, self._direct
         before, flags, length, size = self._like
+        if count != before + size + (size + PREFIX_SIZE - 1) // length * FRAME_HEAD_SIZE:
+            return None
         head, heads = parts.shared.frame_heads.head, parts.shared.frame_heads.data
-        word, head_flags, stream_id = _unpack_head(head, 0)
-        data_at = FRAME_HEAD_SIZE + (word >> 8)
-        if (
-            data_at != before - PREFIX_SIZE - FRAME_HEAD_SIZE
-            or word & 0xFF != HEADERS
-            or head_flags != END_HEADERS
-            or count != before + size + (size + PREFIX_SIZE - 1) // length * FRAME_HEAD_SIZE
-            or not self.foreseen_bytes(bytes(head[: before + WITH_HEAD]))
-            or head[data_at + 5 : data_at + FRAME_HEAD_SIZE] != head[5:FRAME_HEAD_SIZE]
-        ):
+        stream_id = parts.table.last_id + 2
+        block = self._block_of(bytes(head[:before]), stream_id)
+        if block is None:
             return None
         # What came behind the first frame: ``ahead`` frames as long, and the last one.
         ahead, last = direct.ahead, direct.last
@@ -159,12 +155,11 @@ class Foresight:
                 return None
         elif flags != END_STREAM:
             return None
-        call = self._open(stream_id, bytes(head[FRAME_HEAD_SIZE:data_at]), size + PREFIX_SIZE, now_ns)
+        call = self._open(stream_id, block, size + PREFIX_SIZE, now_ns)
         if call is None:
             return None
         start = -size % ALIGNMENT
-        memory = parts.shared.pool.take_whole(size, start)
-        assert memory is not None
+        memory = parts.shared.pool.take_next(size, start)
         assert memory is self._memory
         memory[start : start + WITH_HEAD] = head[before : before + WITH_HEAD]
         self._memory = None
@@ -172,6 +167,21 @@ class Foresight:
         call.start = start
         call.end = start + size
         return LargeRequest(call)
+
+    def _block_of(self, head: bytes, stream_id: int) -> bytes | None:
+        """The header block of a request on the next stream; None if it does not begin as foreseen.
+
+        Args:
+            head: what came before its message.
+            stream_id: of the stream.
+        """
+        _, flags, length, size = self._like
+        start = _pack_start(length << 8 | DATA, flags, stream_id, 0, size)
+        for block in (self._block, head[FRAME_HEAD_SIZE : -len(start)]):  # mostly it is the same again
+            if head == _pack_head(len(block) << 8 | HEADERS, END_HEADERS, stream_id) + block + start:
+                self._block = block
+                return block
+        return None
 
     def _open(self, stream_id: int, block: bytes, size: int, now_ns: int) -> Call | None:
         """Open a stream with a whole request of ``size`` bytes of DATA, as ``FrameLoop`` does for small ones."""
@@ -186,7 +196,6 @@ class Foresight:
             or parts.blocks.stream_id
             or parts.queue.bytes_waiting
             or len(table.streams) >= table.few
-            or stream_id != table.last_id + 2
             or not stream_id & 1
             or stream_id > table.highest_accepted_id
             or (head.content_length is not None and head.content_length != size)

@@ -39,7 +39,14 @@ class MessageMemory(mmap.mmap):
 
     The memory may be larger (``capacity``), and so are views of all of it: around the message is what was there before.
 
+    Args:
+        size: of the memory, bytes.
+
+    Raises:
+        OSError: the system has no more.
+
     Attributes:
+        capacity: bytes of the memory.
         start: where the message begins.
         length: of the message, bytes: what ``len`` gives.
         kept_bytes: so much of it came from what the pool keeps, and counts there until ``returned``.
@@ -48,21 +55,26 @@ class MessageMemory(mmap.mmap):
             because it may have moved.
     """
 
-    __slots__ = ("kept_bytes", "kind", "length", "start", "vector")
+    __slots__ = ("capacity", "kept_bytes", "kind", "length", "start", "vector")
 
+    capacity: int
     start: int
     length: int
     kept_bytes: int
     kind: tuple[int, ...]
     vector: Vector | None
 
+    def __new__(cls, size: int) -> MessageMemory:
+        """Have the system map new memory."""
+        memory = super().__new__(cls, -1, size, flags=_PRIVATE)
+        memory.capacity = size
+        memory.kept_bytes = 0
+        memory.kind = ()
+        memory.vector = None
+        return memory
+
     def __len__(self) -> int:
         return self.length
-
-    @property
-    def capacity(self) -> int:
-        """Bytes of the memory."""
-        return super().__len__()
 
     def startswith(self, prefix: bytes, start: int = 0) -> bool:
         """Whether the bytes from ``start`` on begin with ``prefix``."""
@@ -220,12 +232,9 @@ class MemoryPool:
                     raise
         else:
             try:
-                memory = MessageMemory(-1, least, flags=_PRIVATE)
+                memory = MessageMemory(least)
             except OSError as error:
                 raise MemoryError(str(error)) from error
-            memory.kept_bytes = 0
-            memory.kind = ()
-            memory.vector = None
             _ask_for_huge_pages(memory)
         self.lent += 1
         return memory
@@ -246,6 +255,14 @@ class MemoryPool:
             memory.start, memory.length = start, size
         return memory
 
+    def take_next(self, size: int, start: int) -> MessageMemory:
+        """``take_whole`` of what ``next_one`` has given just now."""
+        memory = self._spare.pop()
+        self._used = True
+        self.kept_bytes -= memory.capacity
+        memory.start, memory.length = start, size
+        return memory
+
     @staticmethod
     def grow(memory: MessageMemory, size: int) -> None:
         """Make memory larger, which copies nothing. No view of it may be left.
@@ -259,6 +276,7 @@ class MemoryPool:
             memory.resize(size)
         except OSError as error:
             raise MemoryError(str(error)) from error
+        memory.capacity = size
         _ask_for_huge_pages(memory)
 
     def returned(self, memory: MessageMemory) -> None:
