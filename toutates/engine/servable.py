@@ -81,6 +81,8 @@ class Consumer:
             that has begun to answer it and may stop. Called in any thread.
         sequence: what the request of a context says of its sequence; None where ``about`` says it.
         parameters: of the request of a context, by name: those of ``about``, without the rest. Called in any thread.
+        around_ns: how long a request that is added at a time, monotonic nanoseconds, is expected to have waited before,
+            and to wait when it has run. Asked by versions with a latency target.
         released: called when a decoupled version has begun the request of a context, and may begin others: what is
             left to come are responses. In any thread; None where nobody needs to know.
     """
@@ -95,6 +97,7 @@ class Consumer:
     sequence: Callable[[Any], SequenceOf] | None = None
     parameters: Callable[[Any], Parameters] = lambda context: {}
     released: Callable[[Any], object] | None = None
+    around_ns: Callable[[int], int] = lambda now_ns: 0
 
 
 class Way(Protocol):

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Final, NoReturn
 
 from toutates.engine.counters import WorkerCounters
+from toutates.engine.deadlines.around import Around
 from toutates.engine.on_device import DeviceLane, DevicePort, DeviceRows
 from toutates.engine.result import BatchResult, Parameters
 from toutates.engine.servable import Buffer, Consumer, Port, RequestAbout, SequenceOf, Way
@@ -104,6 +105,8 @@ class InferService:
         self._plans = self._cache.recent
         self._latest = self._cache.latest
         self._ports: dict[ServedVersion, Port] = {}
+        #: of this worker's requests to versions with a latency target
+        self._around = Around()
         self._regions = regions or Regions()
         #: of requests with tensors in shared memory
         self._shared_ports: dict[ServedVersion, Port] = {}
@@ -636,10 +639,13 @@ class InferService:
         if self._inflight is not None:
             finish = self._inflight.leaving(finish)
         finish = around(finish)
+        finish_there = finish_here = finish
+        if version.has_target:
+            finish_there, finish_here = partial(self._finish_after, finish), partial(self._finish_within, finish)
         return version.servable.port(
             Consumer(
-                partial(self._finish_soon, finish),
-                finish,
+                partial(self._finish_soon, finish_there),
+                finish_here,
                 self.worker.at_round_end,
                 is_wanted,
                 counters,
@@ -647,6 +653,7 @@ class InferService:
                 self._may_have_left,
                 self._sequence,
                 _parameters,
+                around_ns=self._around.time_ns,
             )
         )
 
@@ -675,6 +682,19 @@ class InferService:
     def _finish_soon(self, finish: Callable[[BatchResult], None], result: BatchResult) -> None:
         """Have the requests of a batch answered on the worker's thread. Called by the executor that has run it."""
         self.worker.call_soon(partial(finish, result))
+
+    def _finish_after(self, finish: Callable[[BatchResult], None], result: BatchResult) -> None:
+        """Answer the requests of a version with a latency target, and note how long their answers waited for that."""
+        now_ns = time.monotonic_ns()
+        if not result.timing.cached:
+            self._around.note(now_ns - result.timing.done_ns, now_ns)
+        finish(result)
+
+    def _finish_within(self, finish: Callable[[BatchResult], None], result: BatchResult) -> None:
+        """The same for a batch that was run in this round: what the next one reads has waited for the end of it."""
+        now_ns = time.monotonic_ns()
+        self._around.note(now_ns - self.worker.now_ns, now_ns)
+        finish(result)
 
     def let_go(self, done: Callable[[], object]) -> None:
         """Look at the model table now, rather than with the next request, and call ``done``.

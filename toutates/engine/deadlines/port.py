@@ -28,6 +28,7 @@ class DeadlinePort(Submitter):
         self._deadlines = supertensor.deadlines
         self._is_wanted = consumer.is_wanted
         self._parameters = consumer.parameters
+        self._around_ns = consumer.around_ns
 
     def add_packed(self, way: LaneWriter, rows: int, context: Any, buffer: Buffer, spans: Sequence[int]) -> None:
         """See ``Submitter``.
@@ -54,9 +55,10 @@ class DeadlinePort(Submitter):
     def _admit(self, lane: Lane, rows: int, context: Any) -> None:
         is_wanted: Callable[[int], bool] = partial(self._is_wanted, context)
         timeout_us = self._parameters(context).get("timeout", 0)
+        now_ns = time.monotonic_ns()
         if isinstance(timeout_us, int) and timeout_us > 0:
-            is_wanted = partial(_before, is_wanted, time.monotonic_ns() + timeout_us * 1_000)
-        self._admit_rows(lane, rows, is_wanted)
+            is_wanted = partial(_before, is_wanted, now_ns + timeout_us * 1_000)
+        self._admit_rows(lane, rows, is_wanted, self._around_ns(now_ns))
 
     def _reserve(self, batch: Batch, end: int) -> None:
         super()._reserve(batch, end)

@@ -95,7 +95,9 @@ class DeadlineQueue(BatchQueue):
         self.profile = Profile()
         self._name = name
         self._executors = executors
+        #: how long the request that is being let in may take, and from when on it is late whatever is done for it
         self._bound_ns = target_ns - (target_ns >> _AROUND_SHIFT)
+        self._last_ns = target_ns
         self._profiles: MutableMapping[Lane, Profile] = WeakKeyDictionary()
         self._expected: dict[Batch, Expected] = {}
         #: The last refusal. Until then, requests like it are refused without another look: where much is refused, it is
@@ -122,18 +124,22 @@ class DeadlineQueue(BatchQueue):
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    def admit(self, lane: Lane, rows: int, is_wanted: Callable[[int], bool]) -> None:
+    def admit(self, lane: Lane, rows: int, is_wanted: Callable[[int], bool], around_ns: int = 0) -> None:
         """Let in a request that is about to reserve its rows, or refuse it. May seal the lane's open batch.
 
         Args:
             lane: of its rows.
             rows: how many.
             is_wanted: whether somebody still waits for the answer at a time, monotonic nanoseconds.
+            around_ns: what it is expected to take before and after, if that is known.
 
         Raises:
             WouldBeLate: it would be late.
         """
         now_ns = self._clock_ns()
+        target_ns = self.target_ns
+        self._bound_ns = target_ns - max(target_ns >> _AROUND_SHIFT, around_ns)
+        self._last_ns = target_ns - around_ns
         if now_ns < self._refused_until_ns and lane is self._refused_lane and rows >= self._refused_rows:
             self._refuse(self._refused_text, self._retry_ns - now_ns)
         profile = self.profile_of(lane)
@@ -217,12 +223,12 @@ class DeadlineQueue(BatchQueue):
         """See ``BatchQueue``."""
         super().add_open(batch)
         now_ns = self._clock_ns()
-        self._expected[batch] = Expected(now_ns + self._bound_ns, now_ns + self.target_ns)
+        self._expected[batch] = Expected(now_ns + self._bound_ns, now_ns + self._last_ns)
 
     def note_rows(self, batch: Batch) -> None:
         """Rows of one more request have been reserved in a batch that is open, or was until now."""
         expected = self._expected[batch]
-        expected.last_ns = self._clock_ns() + self.target_ns
+        expected.last_ns = self._clock_ns() + self._last_ns
         work_ns = self.profile_of(batch.lane).time_ns(batch.rows)
         self._waiting_ns += work_ns - expected.work_ns
         expected.work_ns = work_ns

@@ -60,14 +60,14 @@ class DeadlineSuperTensor(SuperTensor):
         self.executors = Dispatcher(self.lock, self.queue, quick_ns=quick_ns, keeps_time=delay_ns > 0)
         self._own_batch_ns = 0
 
-    def admit(self, lane: Lane, rows: int, is_wanted: Callable[[int], bool]) -> None:
+    def admit(self, lane: Lane, rows: int, is_wanted: Callable[[int], bool], around_ns: int = 0) -> None:
         """Let in a request that is about to reserve its rows, or refuse it.
 
         Raises:
             WouldBeLate: its answer would come after its deadline.
         """
         with self.lock:
-            self.deadlines.admit(lane, rows, is_wanted)
+            self.deadlines.admit(lane, rows, is_wanted, around_ns)
 
     def forecast(self) -> Forecast:
         """What is expected of runs, whatever the shape of their rows."""
