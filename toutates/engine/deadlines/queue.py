@@ -38,8 +38,11 @@ __all__ = ["DeadlineQueue", "Expected"]
 _AROUND_SHIFT: Final = 3
 #: After four times the target without a run, a request is let in to see what one takes.
 _FORGET_SHIFT: Final = 2
-#: How old the numbers of a refusal may be.
+#: For how long requests like one that was refused are refused without another look, unless a run begins or ends.
 _SAME_REFUSAL_NS: Final = 1_000_000
+#: The numbers in the words of a refusal may be as old as a quarter of the target. The same words are encoded once, and
+#: other ones take ten times as long as the rest of a refusal.
+_SAME_WORDS_SHIFT: Final = 2
 
 
 @dataclass(slots=True, eq=False)
@@ -100,12 +103,14 @@ class DeadlineQueue(BatchQueue):
         self._last_ns = target_ns
         self._profiles: MutableMapping[Lane, Profile] = WeakKeyDictionary()
         self._expected: dict[Batch, Expected] = {}
-        #: The last refusal. Until then, requests like it are refused without another look: where much is refused, it is
-        #: the text with its numbers that costs.
-        self._refused_until_ns = self._retry_ns = 0
+        #: The last refusal. Until then, requests like it are refused without another look.
+        self._refused_until_ns = 0
         self._refused_lane: Lane | None = None
         self._refused_rows = 0
-        self._refused_text = ""
+        #: its words and what they say, and until when others like it have the same
+        self._words = ""
+        self._words_retry_s = 0.0
+        self._words_until_ns = 0
         #: what the runs of all batches that wait are to be given
         self._waiting_ns = 0
         self._ran_ns = 0
@@ -141,7 +146,7 @@ class DeadlineQueue(BatchQueue):
         self._bound_ns = target_ns - max(target_ns >> _AROUND_SHIFT, around_ns)
         self._last_ns = target_ns - around_ns
         if now_ns < self._refused_until_ns and lane is self._refused_lane and rows >= self._refused_rows:
-            self._refuse(self._refused_text, self._retry_ns - now_ns)
+            self._refuse()
         profile = self.profile_of(lane)
         free_ns = now_ns
         if len(self.running) >= self._executors:
@@ -186,21 +191,22 @@ class DeadlineQueue(BatchQueue):
         late_ns = starts_ns + paying_ns - now_ns - self._bound_ns
         if late_ns > 0:
             retry_ns = late_ns if waits else forgets_ns
-            self._refused_text = (
-                f"model '{self._name}' has a latency target of {_ms(self.target_ns)} ms, and this request would take "
-                f"{_ms(starts_ns + paying_ns - now_ns)} ms, {_ms(starts_ns - now_ns)} of them for what is in front of "
-                f"it; try again in {_ms(retry_ns)} ms"
-            )
-            self._retry_ns = now_ns + retry_ns
+            if now_ns >= self._words_until_ns or lane is not self._refused_lane or rows != self._refused_rows:
+                self._words = (
+                    f"model '{self._name}' has a latency target of {_ms(self.target_ns)} ms, and this request would "
+                    f"take {_ms(starts_ns + paying_ns - now_ns)} ms, {_ms(starts_ns - now_ns)} of them for what is in "
+                    f"front of it; try again in {_ms(retry_ns)} ms"
+                )
+                self._words_retry_s = retry_ns / 1e9
+                self._words_until_ns = now_ns + min(retry_ns, self.target_ns >> _SAME_WORDS_SHIFT)
             self._refused_lane, self._refused_rows = lane, rows
             self._refused_until_ns = now_ns + min(retry_ns, _SAME_REFUSAL_NS)
-            self._refuse(self._refused_text, retry_ns)
+            self._refuse()
         self._check_caller(now_ns, starts_ns + alone_ns, starts_ns, is_wanted)
 
-    @staticmethod
-    def _refuse(text: str, retry_ns: int) -> NoReturn:
-        error = BeyondTarget(text)
-        error.retry_after_s = retry_ns / 1e9
+    def _refuse(self) -> NoReturn:
+        error = BeyondTarget(self._words)
+        error.retry_after_s = self._words_retry_s
         raise error
 
     def _check_caller(self, now_ns: int, done_ns: int, starts_ns: int, is_wanted: Callable[[int], bool]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from functools import partial
+from functools import lru_cache, partial
 from math import ceil
 from types import MappingProxyType
 from typing import Any, Final, cast
@@ -44,9 +44,12 @@ MAX_UNREAD_BYTES: Final = 4 * 1024 * 1024
 def retry_metadata(error: RequestError) -> Metadata:
     """What tells a caller when to try again: the field of HTTP, and gRPC's own for retry policies (gRFC A6)."""
     after_s = error.retry_after_s
-    if after_s is None:
-        return ()
-    return ("retry-after", str(max(1, ceil(after_s)))), ("grpc-retry-pushback-ms", str(ceil(1_000 * after_s)))
+    return () if after_s is None else _retry_metadata(ceil(1_000 * after_s))
+
+
+@lru_cache(maxsize=64)
+def _retry_metadata(after_ms: int) -> Metadata:
+    return ("retry-after", str(max(1, ceil(after_ms / 1_000)))), ("grpc-retry-pushback-ms", str(after_ms))
 
 
 class GrpcService:
