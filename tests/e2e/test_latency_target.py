@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final
@@ -16,9 +17,11 @@ from tests.e2e.control import client_of
 from tests.e2e.held import Runs, running_held
 from tests.e2e.http import peer_of, post
 from tests.e2e.models import CONFIG, add_model, heavy_model
-from tests.e2e.process import ServerProcess, run
+from tests.e2e.process import ServerProcess, run, running
 from tests.e2e.support import triton
 from tests.waiting import wait_until
+from toutates.bench.load import Asked, Load, run_load
+from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 
 TARGET_MS: Final = 400
 BODY: Final = json.dumps({"inputs": [{"name": "INPUT", "shape": [1, 64], "datatype": "FP32", "data": [0.5] * 64}]})
@@ -134,6 +137,26 @@ def test_a_rated_executor_waits_for_its_resource_and_too_little_of_one_is_a_reas
         assert answers.get(timeout=60) is None
         assert server.stop() == 0
         assert "Traceback" not in server.log
+
+
+@pytest.mark.long
+def test_three_times_the_load_leaves_half_of_the_goodput_or_more(tmp_path: Path) -> None:
+    target_ms = 300
+    config = CONFIG.format(4, 512) + f"latency_target_ms: {target_ms}\n"
+    add_model(tmp_path / "models", "m", heavy_model(20), config=config)
+    request = ModelInferRequest(model_name="m", raw_input_contents=[np.full(64, 0.5, np.float32).tobytes()])
+    request.inputs.add(name="INPUT", datatype="FP32", shape=(1, 64))
+    asked = [Asked("/inference.GRPCInferenceService/ModelInfer", request.SerializeToString())]
+    with running(tmp_path / "models", tmp_path) as server:
+        load = partial(Load, "127.0.0.1", server.port, asked, connections=8, patience_s=60, bound_ms=target_ms)
+        run_load(load(rate=None, seconds=1, under_way=8))  # tells what runs take
+        full = run_load(load(rate=None, seconds=3, under_way=8)).outcome
+        saturated = full.answered_within / full.seconds
+        assert saturated > 0
+        over = run_load(load(rate=3 * saturated, seconds=4)).outcome.total
+        # A queue that is full of requests for longer than the target answers next to nothing in time.
+        assert over.in_time / 4 > saturated / 2
+        assert over.statuses["UNAVAILABLE"] > over.offered / 4
 
 
 def test_check_says_which_models_cannot_have_a_target(tmp_path: Path) -> None:

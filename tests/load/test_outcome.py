@@ -36,6 +36,12 @@ def test_requests_without_a_right_answer_are_offered_and_nothing_else() -> None:
     assert (second.offered, second.in_time, second.statuses) == (1, 1, {"OK": 1})
 
 
+def test_answers_after_the_end_of_the_load_are_told_apart() -> None:
+    rows = [(0, 0, 0, 0, 2_000, 0), (0, 0, 0, 0, 2_001, 0), (0, 0, 0, 0, 5, 8), (0, 0, 0, 0, NEVER, UNANSWERED)]
+    outcome = summarise(record(rows), 1, BOUND)
+    assert (outcome.total.answered, outcome.answered_within) == (2, 1)
+
+
 def test_a_client_that_was_late_has_no_verdict() -> None:
     rows = [(0, 0, 0, 0, 1, 0)] * 98 + [(0, 0, 5, 5, 6, 0)] * 2
     outcome = summarise(record(rows), 1, BOUND)

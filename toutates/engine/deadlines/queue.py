@@ -192,10 +192,15 @@ class DeadlineQueue(BatchQueue):
         if late_ns > 0:
             retry_ns = late_ns if waits else forgets_ns
             if now_ns >= self._words_until_ns or lane is not self._refused_lane or rows != self._refused_rows:
+                around_ns = self.target_ns - self._last_ns
+                takes_ns = starts_ns + paying_ns - now_ns
+                in_front = f"{_ms(starts_ns - now_ns)} of them for what is in front of it"
+                if around_ns > self.target_ns >> _AROUND_SHIFT:
+                    takes_ns += around_ns
+                    in_front += f" and {_ms(around_ns)} to be read and answered by a busy worker"
                 self._words = (
                     f"model '{self._name}' has a latency target of {_ms(self.target_ns)} ms, and this request would "
-                    f"take {_ms(starts_ns + paying_ns - now_ns)} ms, {_ms(starts_ns - now_ns)} of them for what is in "
-                    f"front of it; try again in {_ms(retry_ns)} ms"
+                    f"take {_ms(takes_ns)} ms, {in_front}; try again in {_ms(retry_ns)} ms"
                 )
                 self._words_retry_s = retry_ns / 1e9
                 self._words_until_ns = now_ns + min(retry_ns, self.target_ns >> _SAME_WORDS_SHIFT)
