@@ -112,7 +112,7 @@ def _measure(
     except NoFigure as error:
         measurer.refuse(in_order, cell, number, error)
         return
-    saturated = full.answered_within / full.seconds
+    saturated = full.total.answered / max(full.seconds, full.last_answer_s)
     print(f"  {in_order.name} answers {saturated:,.0f} a second, round {number}", file=sys.stderr, flush=True)
     for arrivals, variation in ARRIVALS.items():
         for place, share in enumerate(SHARES):

@@ -36,10 +36,10 @@ def test_requests_without_a_right_answer_are_offered_and_nothing_else() -> None:
     assert (second.offered, second.in_time, second.statuses) == (1, 1, {"OK": 1})
 
 
-def test_answers_after_the_end_of_the_load_are_told_apart() -> None:
-    rows = [(0, 0, 0, 0, 2_000, 0), (0, 0, 0, 0, 2_001, 0), (0, 0, 0, 0, 5, 8), (0, 0, 0, 0, NEVER, UNANSWERED)]
-    outcome = summarise(record(rows), 1, BOUND)
-    assert (outcome.total.answered, outcome.answered_within) == (2, 1)
+def test_the_time_of_the_last_right_answer_is_told() -> None:
+    rows = [(0, 0, 0, 0, 2_100, 0), (0, 0, 0, 0, 5, 0), (0, 0, 0, 0, 2_200, 8), (0, 0, 0, 0, NEVER, UNANSWERED)]
+    assert summarise(record(rows), 1, BOUND).last_answer_s == 2.1
+    assert summarise(record(rows[2:]), 1, BOUND).last_answer_s == 0
 
 
 def test_a_client_that_was_late_has_no_verdict() -> None:
