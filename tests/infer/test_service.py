@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.infer.support import PEER, TWO, KnownCall, KnownServable, Served, Turned, field_of, signature_of
+from toutates.engine.result import BatchResult, Timing
+from toutates.engine.turns.arbiter import Member as TurnsMember
 from toutates.infer import observing, service
 from toutates.infer.inflight import Inflight
 from toutates.infer.observing import Observation, Sampling
@@ -491,3 +494,32 @@ def test_a_call_that_is_chosen_is_observed_once(clock: Turned) -> None:
     served.port.run()
     assert seen == [seen[0]] * 2
     assert served.service.observer.under_way == 0
+
+
+# --- versions with a latency target
+
+
+@pytest.mark.parametrize("has_target", [True, False])
+def test_what_answers_waited_for_the_worker_is_known_where_versions_have_a_target(has_target: bool) -> None:
+    served = Served(ONE)
+    turns = TurnsMember([], due_ns=(lambda batch: 0) if has_target else None)
+    served.table = served.table_of(served.version_of(served.servable, turns=turns))
+    served.ask(request("A"))
+    consumer = served.port.consumer
+    done_ns = time.monotonic_ns() - 3_600 * 10**9
+    pending: Any = [(added.context, 0, 1, None) for added in served.port.added]
+    consumer.finish(BatchResult(pending, None, ExecutionFailed("no"), Timing(done_ns, done_ns, done_ns, done_ns)))
+    assert consumer.around_ns(time.monotonic_ns()) == 0
+    (callback,) = served.worker.soon
+    callback()
+    assert (consumer.around_ns(time.monotonic_ns()) > 0) is has_target
+
+
+def test_what_a_worker_runs_itself_holds_up_what_comes_next() -> None:
+    served = Served(ONE)
+    turns = TurnsMember([], due_ns=lambda batch: 0)
+    served.table = served.table_of(served.version_of(served.servable, turns=turns))
+    served.ask(request("A"))
+    # The round began when the machine did.
+    served.port.finish(None, ExecutionFailed("no"))
+    assert served.port.consumer.around_ns(time.monotonic_ns()) > 0
