@@ -132,6 +132,8 @@ class Outcome:
         client_waited: for how much of the time the client could have run, and waited for a core; likewise.
         client_seconds: of CPU, of all clients.
         timeline: what was answered in each piece of the load's time, all of one length.
+        last_answer_s: when the last request with status OK was answered, seconds from the beginning. A closed loop
+            leaves some under way at its end, mostly those that take longest: what they take is not in ``seconds``.
     """
 
     seconds: float
@@ -141,6 +143,7 @@ class Outcome:
     client_waited: float = 0.0
     client_seconds: float = 0.0
     timeline: list[Slice] = field(default_factory=list)
+    last_answer_s: float = 0.0
 
     @property
     def total(self) -> OutcomeOfRequest:
@@ -164,6 +167,7 @@ def merge(outcomes: Sequence[Outcome]) -> Outcome:
         first.client_cpu = max(first.client_cpu, other.client_cpu)
         first.client_waited = max(first.client_waited, other.client_waited)
         first.client_seconds += other.client_seconds
+        first.last_answer_s = max(first.last_answer_s, other.last_answer_s)
         for one, more in zip(first.requests, other.requests, strict=True):
             one.add(more)
         first.timeline = [
@@ -210,6 +214,7 @@ def summarise(record: Record, kinds: int, bound_ns: int) -> Outcome:
         record.waited_seconds * share,
         record.cpu_seconds,
         _timeline(record, right, took_ns),
+        float(record.answered_ns[right].max(initial=0)) / 1e9,
     )
 
 
