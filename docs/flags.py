@@ -80,6 +80,7 @@ source. It is accepted, and not shown by `--help`.
 DETAILS = {
     "api-key-file": "On SIGHUP the file is read again; see [keys](text-apis.md#keys)",
     "access-file": "It is read again when it changes; see [access.md](access.md)",
+    "metrics-models": "See [many models](metrics.md#many-models)",
     "traffic-file": "It is read again when it changes; see [traffic.md](traffic.md)",
     "model-repository": "Not required where there is `--s3-bucket`",
     "model-name": "See [A model alone](model-repository.md#a-model-alone)",

@@ -37,6 +37,25 @@ in 256, everything else for each.
 
 **Models that do not exist** have no series: requests for them are counted with an empty `model`.
 
+## Many models
+
+With more models than `--metrics-models` (200), the busiest have series of their own, and all others one together,
+with the model `(others)` and an empty version. Which are the busiest is decided at each scrape, by the requests since
+the last ones; a model keeps its place until another is twice as busy. A request belongs to its model's own series if
+that was shown when the request was counted, and to `(others)` if not. So no counter falls when a model comes or goes,
+a series that comes back goes on where it ended, and the sum over all series is that of all requests:
+
+```
+sum(rate(inference_requests_total[5m]))
+```
+
+Then single models have four of the histograms: response times, times in the queue, times of runs, and sizes of
+requests; `(others)` has all but the first two steps. Gauges, and metrics that models have of their own, are those of
+the busiest. What is loaded and unloaded between two scrapes is not seen. The text is compressed (gzip) for those who
+take it, on the address of `--metrics-addr`.
+
+## Notes
+
 **Tags.** The `metric_tags` of a model's `config.pbtxt` are labels of its `nv_*` series, as with Triton, each with an
 underscore before its key.
 

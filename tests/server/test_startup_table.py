@@ -92,6 +92,18 @@ def test_without_models_the_reason_of_the_repositories_goes_first() -> None:
     assert [record["event"] for record in startup_records(table, ["A"], 1.25, said)] == [said]
 
 
+def test_of_very_many_models_those_that_are_not_ready_are_listed_and_the_rest_counted() -> None:
+    many = [ready(f"m{number:04d}") for number in range(300)]
+    broken = ModelEntry("broken", {2: VersionEntry(2, ModelState.UNAVAILABLE, "Internal: no graph")})
+    _, _, row, summary = lines(*many, broken)
+    assert row.split()[:3] == ["broken", "2", "UNAVAILABLE"]
+    assert summary == "301 versions of 301 models: 300 are ready, 1 are not; RepositoryIndex has all"
+    table = ModelTable({model.name: model for model in (*many, broken)})
+    records = startup_records(table, ["A"], 1.25)
+    assert len(records) == 2
+    assert records[0]["versions"] == summary
+
+
 def test_programs_get_the_same_as_records() -> None:
     broken = ModelEntry("broken", {2: VersionEntry(2, ModelState.UNAVAILABLE, "first\nsecond")})
     table = ModelTable({model.name: model for model in (ready("m"), broken, ModelEntry("empty", {}, "nothing"))})

@@ -479,6 +479,13 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
             boolean,
         ),
         Flag(
+            "metrics-models",
+            "N",
+            "in /metrics show the N busiest models one by one, and all others as one",
+            "200",
+            positive,
+        ),
+        Flag(
             "debug-endpoints",
             "BOOL",
             "allow /debug on --metrics-addr to other machines than this one",

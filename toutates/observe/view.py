@@ -99,6 +99,7 @@ class ServerView:
         is_live: returns whether the server answers; False once it shuts down.
         unready_reason: returns why it is not ready, a sentence without a full stop; "" if it is ready.
         processes: returns the server's processes, where there are several.
+        metrics_models: how many models have series of their own in /metrics, at most.
         traffic: returns what became of the requests of names with traffic.
         response_cache: returns what the response cache holds and has done; None where there is none.
     """
@@ -117,6 +118,7 @@ class ServerView:
     processes: Callable[[], Sequence[ProcessState]] = tuple
     response_cache: Callable[[], CacheStatistics | None] = lambda: None
     traffic: Callable[[], TrafficCounts] = TrafficCounts
+    metrics_models: int = 200
 
     def is_ready(self) -> bool:
         """Whether the server is ready, as ServerReady answers."""

@@ -105,6 +105,7 @@ class Options:
         traffic_file: has the rules of aliases and traffic; None for traffic.yaml in the repository.
         metrics_addr: address of the HTTP side; None for none.
         metrics_tls: whether it speaks TLS, with the server's certificate.
+        metrics_models: how many models have series of their own in /metrics.
         debug_endpoints: whether /debug answers to other machines too.
         shutdown_delay_s: seconds that the server goes on after SIGTERM, not ready, before it drains.
         shutdown_grace_s: seconds that calls under way then get.
@@ -161,6 +162,7 @@ class Options:
     traffic_file: Path | None = None
     metrics_addr: Address | None = Address("0.0.0.0", 9090)
     metrics_tls: bool = False
+    metrics_models: int = 200
     debug_endpoints: bool = False
     server_id: str = "triton"
     shutdown_delay_s: float = 0.0

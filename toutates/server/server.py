@@ -484,7 +484,7 @@ class Server:
         )
 
     def _make_view(self, manager: ModelManager, readiness: ServerReadiness) -> ServerView:
-        workers, access = self.workers.all, self._access_log
+        workers, access, options = self.workers.all, self._access_log, self._options
 
         def dropped_log_lines() -> int:
             of_requests = 0 if access is None else access.left_out
@@ -503,5 +503,6 @@ class Server:
             is_live=lambda: not self.shutdown.begun.is_set(),
             unready_reason=readiness.reason,
             response_cache=self._response_cache.statistics if self._response_cache is not None else lambda: None,
+            metrics_models=options.metrics_models,
             traffic=lambda: traffic_counts(self.workers.infer, self._copies),
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Final
 
 import onnxruntime
 
@@ -15,6 +17,8 @@ from toutates.system.topology import Topology, format_cpu_list
 
 __all__ = ["placement_records", "placement_table", "startup_records", "startup_table"]
 
+#: Versions that the table lists one by one.
+MOST_ROWS: Final = 200
 _HEADINGS = ("MODEL", "VERSION", "STATE", "INPUTS", "OUTPUTS", "BATCH", "CAPACITY", "EXECUTORS")
 
 
@@ -28,7 +32,8 @@ def startup_table(table: ModelTable, providers: list[str], seconds: float, why_e
         why_empty: why there are no models, if the repositories are the reason.
     """
     rows: list[tuple[str, ...]] = [_HEADINGS]
-    for row in _rows(table):
+    shown, summary = _chosen(table)
+    for row in shown:
         first, *others = row[3].splitlines() or [""]
         rows.append((*row[:3], first, *row[4:]))
         rows += [("", "", "", other, *[""] * 4) for other in others]
@@ -43,7 +48,7 @@ def startup_table(table: ModelTable, providers: list[str], seconds: float, why_e
         f"{describe_interpreter()}; onnxruntime {onnxruntime.__version__}, {', '.join(providers)}; "
         f"loaded in {seconds:.1f} s"
     )
-    return "\n".join([head, *lines])
+    return "\n".join([head, *lines, *([summary] if summary else [])])
 
 
 def startup_records(
@@ -58,7 +63,10 @@ def startup_records(
         "seconds": round(seconds, 1),
     }
     records = [process]
-    for row in _rows(table):
+    shown, summary = _chosen(table)
+    if summary:
+        process["versions"] = summary
+    for row in shown:
         served = bool(row[4])
         names = ("model", "version", "state", "inputs", "outputs", "batch", "capacity", "executors")
         if served:
@@ -69,14 +77,38 @@ def startup_records(
     return records
 
 
+def _chosen(table: ModelTable) -> tuple[list[tuple[str, ...]], str]:
+    """The rows that are printed, and what is said of the others; "" where all are.
+
+    Where there are very many versions, those that are not ready are printed: of the others nobody would read a list.
+    """
+    entries = [entry for model in table.models.values() for entry in model.versions.values()]
+    problems = sum(bool(model.problem) for model in table.models.values())
+    count = len(entries) + problems
+    if count <= MOST_ROWS:
+        return _rows(table), ""
+    ready = sum(entry.state is ModelState.READY for entry in entries)
+    rows = list(islice(_each_row(table, only_problems=True), MOST_ROWS))
+    more = f", of which these are {len(rows)}" if len(rows) < count - ready else ""
+    unready = f"{count - ready} are not{more}" if count > ready else "none is not"
+    return (
+        rows,
+        f"{count} versions of {len(table.models)} models: {ready} are ready, {unready}; RepositoryIndex has all",
+    )
+
+
 def _rows(table: ModelTable) -> list[tuple[str, ...]]:
     """A row per model version, in the order of the headings; if it is not served, with the reason for the inputs."""
-    rows: list[tuple[str, ...]] = []
+    return list(_each_row(table))
+
+
+def _each_row(table: ModelTable, *, only_problems: bool = False) -> Iterator[tuple[str, ...]]:
     for model in table.models.values():
         if model.problem:
-            rows.append((model.name, "-", ModelState.UNAVAILABLE.value, model.problem, *[""] * 4))
-        rows += [_row(model.name, entry) for entry in model.versions.values()]
-    return rows
+            yield (model.name, "-", ModelState.UNAVAILABLE.value, model.problem, *[""] * 4)
+        for entry in model.versions.values():
+            if not only_problems or entry.state is not ModelState.READY:
+                yield _row(model.name, entry)
 
 
 def placement_table(placement: Placement, table: ModelTable) -> str:

@@ -13,12 +13,14 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import chain
 from typing import Final
 
 from prometheus_client import ProcessCollector
 
 from toutates.models.table import UNLOADED, ModelState, ModelTable
+from toutates.observe.metrics.busiest import AT_ONCE, Busiest
 from toutates.observe.metrics.catalogue import CATALOGUE
 from toutates.observe.metrics.families import Family, Named
 from toutates.observe.metrics.gpu import GpuGauges
@@ -57,6 +59,7 @@ class ServerCollector:
         self._gpus = gpus
         self._clock = clock
         self._retired = Retired()
+        self._busiest = Busiest(view.metrics_models)
         self._own = ModelMetrics()
         self._process = ProcessCollector(registry=None)
         self._processes = ProcessMetrics(view.processes) if view.processes() else None
@@ -67,28 +70,44 @@ class ServerCollector:
     def scrape(self) -> Iterator[Family | None]:
         """Every family that has series, once; and None while models are read."""
         table = self._view.get_table()
-        served = {name: model.served() for name, model in table.models.items() if model.served()}
-        counters = {name: [version.servable.counters for version in versions] for name, versions in served.items()}
+        served = {}
+        counters = {}
+        for number, (name, one) in enumerate(table.models.items()):
+            if found := one.served():
+                served[name] = found
+                counters[name] = [version.servable.counters for version in found]
+            if number % AT_ONCE == AT_ONCE - 1:
+                yield None
         self._retired.update(counters, self._clock())
-        # Before the first yield: another scrape may retire a version that this one counts as served.
-        retired = {name: list(self._retired.counts(name)) for name in served}
+        # Without a yield in between: another scrape may retire a version that this one counts as served.
+        retired = {name: list(self._retired.counts(name)) for name in self._retired.models if name in served}
+        busiest = self._busiest
+        yield from busiest.choose(counters, retired)
         versions: list[VersionSnapshot] = []
         models: list[ModelSnapshot] = []
         for name, of_model in served.items():
+            if name not in busiest.listed:
+                continue
             own: list[VersionSnapshot] = []
             for version in of_model:
                 own.append(read_version(version))
                 yield None
-            models.append(ModelSnapshot(name, own, [*(one.counts for one in own), *retired[name]]))
-            versions += own
+            model = ModelSnapshot(name, own, [*(one.counts for one in own), *retired.get(name, ())])
+            model.counts = busiest.model(name, model.counts)
+            models.append(model)
+            versions += [
+                replace(one, counts=busiest.version(name, one.number, source, one.counts))
+                for one, source in zip(own, counters[name], strict=True)
+            ]
+        others = busiest.others
         for name, series in chain(
-            original_families(models, self._view.infer),
-            triton_families(versions),
+            original_families(models, self._view.infer, others, loaded=len(served)),
+            triton_families(versions, others),
             self._response_cache(),
             self._traffic(),
             self._server(table),
             self._workers(),
-            executor_families(versions),
+            executor_families(versions, others),
             self._models(),
         ):
             if series:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from functools import reduce
 from itertools import chain
 from operator import add
 from typing import Final
 
 from toutates.engine.counters import BUCKET_NS, BUCKETS, BatchCounters, Durations, WorkerCounters
+from toutates.engine.statistics import Occupancy
 from toutates.infer.observing import FirstSteps
+from toutates.observe.metrics.busiest import OTHERS
 from toutates.observe.metrics.families import Distribution, Named, Series, bucket_bounds
 from toutates.observe.metrics.snapshot import Counts, VersionSnapshot
 from toutates.observe.view import WatchedInfer
@@ -52,6 +55,8 @@ def _reply_ns(requests: WorkerCounters) -> int:
     return requests.success_ns - requests.queue_ns - requests.input_ns - requests.infer_ns
 
 
+_NOTHING: Final = Occupancy(**{each.name: 0 for each in fields(Occupancy)})
+
 _HISTOGRAMS: Final[Mapping[str, Callable[[Counts], Distribution]]] = {
     "inference_batch_items": lambda counts: _sizes(counts.batch_sizes, counts.batch_rows),
     "inference_client_batch_size": lambda counts: _sizes(counts.requests.sizes, counts.requests.rows),
@@ -64,6 +69,16 @@ _HISTOGRAMS: Final[Mapping[str, Callable[[Counts], Distribution]]] = {
     "inference_output_processed_seconds": lambda counts: _times(counts.requests.replies, _reply_ns(counts.requests)),
 }
 
+#: Histograms that single models have where there are too many for one series each.
+_OF_MANY: Final = frozenset(
+    {
+        "inference_client_batch_size",
+        "inference_request_duration_seconds",
+        "inference_inference_in_queue_seconds",
+        "inference_model_execution_seconds",
+    }
+)
+
 _MODEL_GAUGES: Final[Mapping[str, Callable[[Sequence[VersionSnapshot]], int]]] = {
     "inference_inflight": lambda versions: sum(one.occupancy.rows for one in versions),
     "inference_capacity": lambda versions: sum(one.occupancy.row_capacity for one in versions),
@@ -72,22 +87,29 @@ _MODEL_GAUGES: Final[Mapping[str, Callable[[Sequence[VersionSnapshot]], int]]] =
 }
 
 
-def original_families(models: Sequence[ModelSnapshot], infer: Sequence[WatchedInfer]) -> Iterator[Named]:
+def original_families(
+    models: Sequence[ModelSnapshot], infer: Sequence[WatchedInfer], others: Counts | None = None, *, loaded: int
+) -> Iterator[Named]:
     """The metrics of the original Toutates.
 
     Args:
-        models: those of which something is served.
+        models: those that have series of their own.
         infer: of each worker.
+        others: what all other models have counted; None where there are none.
+        loaded: models of which something is served.
     """
-    yield "inference_requests_total", [*chain(*map(_outcomes, models)), *_outcomes_without_model(infer)]
-    yield "inference_batches_total", [((one.name,), one.counts.batches.count) for one in models]
+    counted = [*models, *([] if others is None else [ModelSnapshot(OTHERS, (), [others])])]
+    yield "inference_requests_total", [*chain(*map(_outcomes, counted)), *_outcomes_without_model(infer)]
+    yield "inference_batches_total", [((one.name,), one.counts.batches.count) for one in counted]
     for name, read in _HISTOGRAMS.items():
-        yield name, [((one.name,), read(one.counts)) for one in models]
+        # One model has 2 KB of each.
+        chosen = counted if others is None or name in _OF_MANY else counted[-1:]
+        yield name, [((one.name,), read(one.counts)) for one in chosen]
     for name, choose in _FIRST_STEPS.items():
-        yield name, [((one.name,), _first_step(infer, one.name, choose)) for one in models]
+        yield name, [((one.name,), _first_step(infer, one.name, choose)) for one in ([] if others else models)]
     for name, measure in _MODEL_GAUGES.items():
         yield name, [((one.name,), measure(one.versions)) for one in models]
-    yield "loaded_models", [((), len(models))]
+    yield "loaded_models", [((), loaded)]
 
 
 def _outcomes_without_model(infer: Sequence[WatchedInfer]) -> list[Series]:
@@ -135,15 +157,21 @@ def _busy_ns(batches: BatchCounters) -> int:
     return batches.input_ns + batches.infer_ns + batches.output_ns
 
 
-def triton_families(versions: Sequence[VersionSnapshot]) -> Iterator[Named]:
-    """Triton's metrics of models: those of ModelStatistics, in microseconds."""
-    requests = [(one.triton_labels(), one.counts.requests) for one in versions]
+def triton_families(versions: Sequence[VersionSnapshot], others: Counts | None = None) -> Iterator[Named]:
+    """Triton's metrics of models: those of ModelStatistics, in microseconds.
+
+    Args:
+        versions: of the models that have series of their own.
+        others: see ``original_families``.
+    """
+    counted = _with_others(versions, others)
+    requests = [(one.triton_labels(), one.counts.requests) for one in counted]
     yield "nv_inference_request_success", [(labels, own.success) for labels, own in requests]
     yield (
         "nv_inference_request_failure",
         [
             (one.triton_labels(reason), count)
-            for one, (_, own) in zip(versions, requests, strict=True)
+            for one, (_, own) in zip(counted, requests, strict=True)
             for reason, count in (
                 ("REJECTED", own.rejected + own.late),
                 ("CANCELED", own.cancel),
@@ -153,7 +181,7 @@ def triton_families(versions: Sequence[VersionSnapshot]) -> Iterator[Named]:
         ],
     )
     yield "nv_inference_count", [(labels, own.rows) for labels, own in requests]
-    yield "nv_inference_exec_count", [(one.triton_labels(), one.counts.batches.count) for one in versions]
+    yield "nv_inference_exec_count", [(one.triton_labels(), one.counts.batches.count) for one in counted]
     yield "nv_inference_request_duration_us", [(labels, own.success_ns // 1_000) for labels, own in requests]
     yield "nv_inference_queue_duration_us", [(labels, own.queue_ns // 1_000) for labels, own in requests]
     yield "nv_inference_compute_input_duration_us", [(labels, own.input_ns // 1_000) for labels, own in requests]
@@ -168,12 +196,13 @@ def triton_families(versions: Sequence[VersionSnapshot]) -> Iterator[Named]:
     yield "nv_model_load_duration_secs", [(one.triton_labels(), one.load_ns / _NS) for one in versions]
 
 
-def executor_families(versions: Sequence[VersionSnapshot]) -> Iterator[Named]:
-    """Our own metrics of model versions."""
+def executor_families(versions: Sequence[VersionSnapshot], others: Counts | None = None) -> Iterator[Named]:
+    """Our own metrics of model versions; for the arguments see ``triton_families``."""
+    counted = _with_others(versions, others)
     yield "toutates_executors", [(one.labels, one.executors) for one in versions]
-    yield "toutates_executor_busy_seconds_total", [(one.labels, _busy_ns(one.counts.batches) / _NS) for one in versions]
+    yield "toutates_executor_busy_seconds_total", [(one.labels, _busy_ns(one.counts.batches) / _NS) for one in counted]
     yield "toutates_batch_fill_ratio", [(one.labels, _fill_ratio(one)) for one in versions]
-    padded = [one for one in versions if one.counts.batches.padded_elements]
+    padded = [one for one in counted if one.counts.batches.padded_elements]
     yield "toutates_real_elements_total", [(one.labels, one.counts.batches.real_elements) for one in padded]
     yield "toutates_padded_elements_total", [(one.labels, one.counts.batches.padded_elements) for one in padded]
     forecasts = [(one.labels, one.forecast) for one in versions if one.forecast is not None]
@@ -184,6 +213,13 @@ def executor_families(versions: Sequence[VersionSnapshot]) -> Iterator[Named]:
     yield "toutates_batches_capacity", [(one.labels, one.occupancy.capacity) for one in versions]
     yield "toutates_lanes", [(one.labels, one.occupancy.lanes) for one in versions]
     yield "toutates_model_memory_bytes", [(one.labels, one.occupancy.buffer_bytes) for one in versions]
+
+
+def _with_others(versions: Sequence[VersionSnapshot], others: Counts | None) -> list[VersionSnapshot]:
+    """Versions, and what stands for all others where counts are shown."""
+    if others is None:
+        return list(versions)
+    return [*versions, VersionSnapshot(OTHERS, "", 1, 0, 0, others, _NOTHING)]
 
 
 def _fill_ratio(version: VersionSnapshot) -> float:

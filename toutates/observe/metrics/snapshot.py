@@ -20,7 +20,7 @@ from toutates.engine.statistics import Forecast, Occupancy
 from toutates.models.table import ServedVersion
 from toutates.observe.metrics.families import Labels
 
-__all__ = ["SETTLED_S", "Counts", "Retired", "VersionSnapshot", "read_counts", "read_version"]
+__all__ = ["SETTLED_S", "Counts", "Retired", "VersionSnapshot", "minus", "read_counts", "read_version"]
 
 #: Seconds after which a version that is gone counts no more requests.
 SETTLED_S: Final = 600.0
@@ -77,6 +77,21 @@ def _plus(one: Any, other: Any) -> Any:
     if isinstance(one, list):
         return [a + b for a, b in zip(one, other, strict=True)]
     return type(one)(*(_plus(getattr(one, each.name), getattr(other, each.name)) for each in fields(one)))
+
+
+def minus(one: Counts, other: Counts) -> Counts:
+    """What is left of ``one`` without ``other``."""
+    left: Counts = _minus(one, other)
+    left.requests.last_ms = one.requests.last_ms
+    return left
+
+
+def _minus(one: Any, other: Any) -> Any:
+    if isinstance(one, int):
+        return one - other
+    if isinstance(one, list):
+        return [a - b for a, b in zip(one, other, strict=True)]
+    return type(one)(*(_minus(getattr(one, each.name), getattr(other, each.name)) for each in fields(one)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +180,11 @@ class Retired:
         for name, leaving in self._leaving.items():
             while leaving and now - leaving[0][0] >= SETTLED_S:
                 self._gone[name] = self._gone.get(name, Counts()) + read_counts(leaving.pop(0)[1])
+
+    @property
+    def models(self) -> list[str]:
+        """Names of models that have such counts."""
+        return list({**self._gone, **self._leaving})
 
     def counts(self, model: str) -> Iterable[Counts]:
         """The counts of a model's versions that are gone."""

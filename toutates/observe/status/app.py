@@ -39,7 +39,8 @@ _NOTHING_HERE: Final = (
 )
 
 
-_BY_ACCEPT: Final = encode_fields({"vary": "accept"})
+_BY_ACCEPT: Final = encode_fields({"vary": "accept, accept-encoding"})
+_GZIP: Final = encode_fields({"content-encoding": "gzip"})
 
 
 def make_site(
@@ -129,7 +130,12 @@ class _MetricsText:
         self._texts = MetricsTexts(metrics)
 
     async def get(self, asked: Asked) -> Response:
-        content_type, text = await self._texts.get(asked.head.fields.get("accept", ""))
+        fields = asked.head.fields
+        accept = fields.get("accept", "")
+        if asked.head.answer_coding == "gzip":
+            content_type, text = await self._texts.get_gzip(accept)
+            return text_response(text, content_type=content_type, fields=_BY_ACCEPT + _GZIP)
+        content_type, text = await self._texts.get(accept)
         return text_response(text, content_type=content_type, fields=_BY_ACCEPT)
 
 

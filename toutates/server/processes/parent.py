@@ -394,6 +394,7 @@ class Parent:
             processes=self._states,
             response_cache=lambda: replica.response_cache,
             traffic=lambda: replica.traffic,
+            metrics_models=self._options.metrics_models,
         )
 
     def _states(self) -> Sequence[ProcessState]:

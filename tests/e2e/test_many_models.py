@@ -1,0 +1,90 @@
+"""More models than /metrics shows one by one."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import requests
+from prometheus_client.openmetrics import parser as openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.e2e.control import answer, client_of
+from tests.e2e.models import add_model, versioned_model
+from tests.e2e.process import running
+from tests.waiting import wait_until
+
+
+def scrape(url: str, accept: str = "") -> dict[tuple[str, str, str], float]:
+    """Values of samples by their name, model and version or status."""
+    text = requests.get(url, headers={"accept": accept}, timeout=30).text
+    parse = openmetrics.text_string_to_metric_families if accept else text_string_to_metric_families
+    return {
+        (one.name, one.labels.get("model", ""), one.labels.get("version", one.labels.get("status", ""))): one.value
+        for family in parse(text)
+        for one in family.samples
+    }
+
+
+@pytest.mark.parametrize("accept", ["", "application/openmetrics-text; version=1.0.0"])
+def test_busiest_models_have_series_and_the_others_one_together(tmp_path: Path, accept: str) -> None:
+    root = tmp_path / "models"
+    names = [f"m{number}" for number in range(6)]
+    for number, name in enumerate(names):
+        add_model(root, name, versioned_model(number), 1)
+    (tmp_path / "server").mkdir()
+    flags = ["--metrics-addr", "127.0.0.1:0", "--metrics-models", "2"]
+    with running(root, tmp_path / "server", flags) as server, client_of(server) as client:
+        url = f"http://127.0.0.1:{server.http_port}/metrics"
+
+        def ask(name: str, times: int) -> None:
+            for _ in range(times):
+                answer(client, name)
+
+        def until(found: Callable[[dict[tuple[str, str, str], float]], bool]) -> dict[tuple[str, str, str], float]:
+            seen: list[dict[tuple[str, str, str], float]] = []
+
+            def look() -> bool:
+                seen[:] = [scrape(url, accept)]  # which may be some moments old
+                return found(seen[0])
+
+            wait_until(look)
+            return seen[0]
+
+        def ok(name: str) -> tuple[str, str, str]:
+            return "inference_requests_total", name, "ok"
+
+        before = until(lambda values: ok("(others)") in values)
+        shown = {model for name, model, _ in before if name == "inference_requests_total"} - {"", "(others)"}
+        assert len(shown) == 2
+        ask("m4", 30)
+        ask("m5", 40)
+        ask("m0", 3)
+        until(lambda values: sum(values.get(ok(name), 0) for name in (*names, "(others)")) == 73 and ok("m4") in values)
+        # From now on both have series of their own.
+        before = until(lambda values: ok("m5") in values)
+        ask("m4", 5)
+        ask("m1", 2)
+        after = until(lambda values: sum(values.get(ok(name), 0) for name in (*names, "(others)")) == 80)
+        assert after[ok("m4")] - before[ok("m4")] == 5
+        assert after[ok("(others)")] - before[ok("(others)")] == 2
+        triton = [
+            value
+            for (name, _, _), value in after.items()
+            if name.removesuffix("_total") == "nv_inference_request_success"
+        ]
+        assert sum(triton) == 80
+        assert after["loaded_models", "", ""] == 6
+        assert ("inference_request_duration_seconds_count", "(others)", "") in after
+
+        response = requests.get(url, headers={"accept-encoding": "gzip"}, timeout=30, stream=True)
+        assert response.headers["content-encoding"] == "gzip"
+        packed = response.raw.read(decode_content=False)
+        assert b"inference_requests_total" in gzip.decompress(packed)
+        plain = requests.get(url, headers={"accept-encoding": "identity"}, timeout=30)
+        assert "content-encoding" not in plain.headers
+        assert len(packed) < len(plain.content) / 3
+        assert server.stop() == 0
+        assert "Traceback" not in server.log
