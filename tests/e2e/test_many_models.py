@@ -15,6 +15,7 @@ from tests.e2e.control import answer, client_of
 from tests.e2e.models import add_model, versioned_model
 from tests.e2e.process import running
 from tests.waiting import wait_until
+from toutates.api.dataplane.beside import MANY
 
 
 def scrape(url: str, accept: str = "") -> dict[tuple[str, str, str], float]:
@@ -86,5 +87,30 @@ def test_busiest_models_have_series_and_the_others_one_together(tmp_path: Path, 
         plain = requests.get(url, headers={"accept-encoding": "identity"}, timeout=30)
         assert "content-encoding" not in plain.headers
         assert len(packed) < len(plain.content) / 3
+        assert server.stop() == 0
+        assert "Traceback" not in server.log
+
+
+def test_answers_about_very_many_models_are_whole(tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    model = versioned_model(7)
+    for number in range(MANY + 20):
+        add_model(root, f"m{number:04d}", model, 1)
+    (tmp_path / "server").mkdir()
+    with running(root, tmp_path / "server") as server, client_of(server) as client:
+        assert [answer(client, f"m{number:04d}") for number in (3, 4)] == [7, 7]
+        index = client.get_model_repository_index().models
+        assert [one.name for one in index] == [f"m{number:04d}" for number in range(MANY + 20)]
+        assert {one.state for one in index} == {"READY"}
+
+        def counted() -> dict[str, int]:
+            return {one.name: one.inference_count for one in client.get_inference_statistics().model_stats}
+
+        wait_until(lambda: counted()["m0003"] == 1)  # it may be some moments old
+        assert len(counted()) == MANY + 20
+        [one] = client.get_inference_statistics("m0004").model_stats
+        assert one.inference_count == 1
+        assert f"{MANY + 20} versions of {MANY + 20} models: {MANY + 20} are ready, none is not" in server.log
+        assert len(server.log.splitlines()) < MANY  # no row for each
         assert server.stop() == 0
         assert "Traceback" not in server.log

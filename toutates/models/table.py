@@ -351,6 +351,13 @@ class ModelTable:
         """A model; None for one that is not in the table."""
         return self._by_name.get(name)
 
+    def __len__(self) -> int:
+        """How many models there are."""
+        return len(self._by_name)
+
+    def __bool__(self) -> bool:
+        return True
+
     def knows(self, name: str) -> bool:
         """Whether there is a model of this name, loaded or not."""
         return name in self._by_name or name in self.loadable

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
+import trio
+
+from toutates.api.dataplane.beside import MANY, Beside
 from toutates.api.dataplane.everywhere import Everywhere, LocalCalls, all_statistics, whole_index
 from toutates.api.dataplane.log_settings import log_settings
 from toutates.api.dataplane.readiness import Readiness
@@ -97,6 +100,8 @@ class DataPlane:
         self._trace_settings = trace_settings
         self._everywhere = everywhere
         self._traffic = traffic
+        self._statistics_beside = Beside(self.model_statistics, get_table)
+        self._index_beside = Beside(self.repository_index, get_table)
 
     # --- the server --------------------------------------------------------------------------------------------------
 
@@ -173,6 +178,21 @@ class DataPlane:
         """Answer ModelStatistics."""
         return model_statistics(self.get_table(), request)
 
+    @property
+    def has_many(self) -> bool:
+        """Whether answers about all models are to be awaited, because they take long to make."""
+        return len(self.get_table()) > MANY
+
+    async def statistics_beside(self, request: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
+        """Answer ModelStatistics of very many models, in a thread."""
+        response: pb.ModelStatisticsResponse = await self._statistics_beside.get(request)
+        return response
+
+    async def index_beside(self, request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
+        """The same for RepositoryIndex."""
+        response: pb.RepositoryIndexResponse = await self._index_beside.get(request)
+        return response
+
     # --- the repository ----------------------------------------------------------------------------------------------
 
     @property
@@ -200,6 +220,8 @@ class DataPlane:
         if not self.loads_on_request or request.repository_name or request.ready:
             return repository_index(self.get_table(), request)
         names = await self._control.names()
+        if self.has_many:
+            return await trio.to_thread.run_sync(repository_index, self.get_table(), request, names)
         return repository_index(self.get_table(), request, names)
 
     async def load(self, request: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:

@@ -75,12 +75,21 @@ def build_methods(
         "ModelStatistics": (
             awaited(pb.ModelStatisticsRequest, plane.statistics_of_all)
             if plane.asks_others
-            else kept(pb.ModelStatisticsRequest, plane.model_statistics, _name_and_version, versions_of=_versions_of)
+            else _unless_many(
+                plane,
+                kept(pb.ModelStatisticsRequest, plane.model_statistics, _name_and_version, versions_of=_versions_of),
+                awaited(pb.ModelStatisticsRequest, plane.statistics_beside),
+                _names_a_model,
+            )
         ),
         "RepositoryIndex": (
             awaited(pb.RepositoryIndexRequest, plane.repository_index_on_request)
             if plane.loads_on_request or plane.asks_others
-            else kept(pb.RepositoryIndexRequest, plane.repository_index, _repository_and_ready)
+            else _unless_many(
+                plane,
+                kept(pb.RepositoryIndexRequest, plane.repository_index, _repository_and_ready),
+                awaited(pb.RepositoryIndexRequest, plane.index_beside),
+            )
         ),
         "RepositoryModelLoad": changes(loads, pb.RepositoryModelLoadRequest, later=plane.load, large=True),
         "RepositoryModelUnload": changes(loads, pb.RepositoryModelUnloadRequest, later=plane.unload),
@@ -124,6 +133,25 @@ def build_methods(
         return method_table(with_secrets)
     for_limited = _for_limited(plane, awaited)
     return method_table(guarded(method, gate, for_limited) for method in with_secrets)
+
+
+def _names_a_model(message: bytes) -> bool:
+    """Whether a ModelStatisticsRequest begins with a name: its first field, which messages have first."""
+    return message[:1] == b"\n" and message[1:2] != b"\0"
+
+
+def _unless_many(
+    plane: DataPlane,
+    at_once: UnaryHandler,
+    later: UnaryHandler,
+    about_one: Callable[[bytes], bool] = lambda message: False,
+) -> UnaryHandler:
+    """``at_once``, but where there are very many models ``later``, for requests that are not about one of them."""
+
+    def handle(call: Call) -> None:
+        (later if plane.has_many and not about_one(call.message) else at_once)(call)
+
+    return handle
 
 
 def _changes(

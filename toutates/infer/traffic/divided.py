@@ -1,7 +1,8 @@
 """A plan whose requests are divided between versions, and some of them copied.
 
 Such a plan looks like any other to the path of an inference: what differs is its port. So requests of names without
-traffic pay for none of this, and those of names with it for one choice each: 0.15 us at random, 0.7 us by their id.
+traffic pay for none of this, and those of names with it for one choice each: 0.7 us at random, 1.3 us by their id, on a
+slow and busy machine.
 """
 
 from __future__ import annotations
