@@ -57,7 +57,15 @@ LINT: Final = {
 }
 
 #: Metrics of what the models here do not use.
-ELSEWHERE: Final = (Presence.PADDED, Presence.TARGETED, Presence.TEXTS, Presence.CACHED, Presence.CACHE)
+ELSEWHERE: Final = (
+    Presence.PADDED,
+    Presence.TARGETED,
+    Presence.TEXTS,
+    Presence.CACHED,
+    Presence.CACHE,
+    Presence.TRAFFIC,
+    Presence.SHADOWS,
+)
 
 
 class Scrape:
