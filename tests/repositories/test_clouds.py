@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import json
 import os
+import ssl
 import sys
 import threading
 import time
@@ -536,3 +537,15 @@ def test_without_google_auth_the_extra_is_named(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ConfigurationError, match=r"toutates\[gcs\]"), opened("gs://bucket", tmp_path):
         pass
+
+
+def test_where_there_are_no_authorities_those_of_botocore_are_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths: Any = ssl.get_default_verify_paths()
+    for folder in (None, str(tmp_path)):
+        monkeypatch.setattr(ssl, "get_default_verify_paths", lambda at=folder: paths._replace(cafile=None, capath=at))
+        monkeypatch.setattr(ssl, "create_default_context", lambda: ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+        assert client.tls_context().cert_store_stats()["x509_ca"] > 50
+    (tmp_path / "authority.pem").touch()
+    assert client.tls_context().cert_store_stats()["x509_ca"] == 0

@@ -7,6 +7,7 @@ be a signature.
 from __future__ import annotations
 
 import logging
+import os
 import random
 import re
 import ssl
@@ -14,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import resources
 from types import MappingProxyType
 from typing import Any, Final, NoReturn
 from urllib.parse import urlsplit
@@ -25,7 +27,7 @@ from toutates.repositories.web.redirects import MAX_REDIRECTS, followed, origin
 from toutates.system.errors import ConfigurationError, RepositoryError, ToutatesError
 from toutates.system.text import one_line
 
-__all__ = ["Asked", "HttpClient", "Refused"]
+__all__ = ["Asked", "HttpClient", "Refused", "tls_context"]
 
 _CONNECT_SECONDS: Final = 5.0
 _READ_SECONDS: Final = 20.0
@@ -117,7 +119,7 @@ class HttpClient:
             "maxsize": connections,
             "timeout": urllib3.Timeout(connect=_CONNECT_SECONDS, read=_READ_SECONDS),
             "retries": False,
-            "ssl_context": ssl.create_default_context(),
+            "ssl_context": tls_context(),
         }
 
     # --- what stores ask for -----------------------------------------------------------------------------------------
@@ -335,6 +337,15 @@ class HttpClient:
             raise self._asked.unreachable(problem, error) from error
         self._stopping.wait(_FIRST_WAIT * 2 ** (failures - 1) * (1 + random.random()))
         self._check_stopping()
+
+
+def tls_context() -> ssl.SSLContext:
+    """A context that trusts the authorities of this machine; where it has none, as in small images, botocore's."""
+    context = ssl.create_default_context()
+    paths = ssl.get_default_verify_paths()
+    if not paths.cafile and not (paths.capath and os.listdir(paths.capath)):
+        context.load_verify_locations(cadata=resources.files("botocore").joinpath("cacert.pem").read_text("utf-8"))
+    return context
 
 
 def _strong(etag: str) -> str:

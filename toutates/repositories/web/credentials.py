@@ -18,7 +18,7 @@ from email.utils import formatdate
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
-from toutates.repositories.web.client import Asked
+from toutates.repositories.web.client import Asked, tls_context
 from toutates.system.errors import ToutatesError
 
 __all__ = ["AzureToken", "GoogleToken", "shared_key"]
@@ -104,7 +104,7 @@ class GoogleToken:
         from google.auth.exceptions import GoogleAuthError, TransportError
 
         transport: Any = google.auth.transport.urllib3
-        with urllib3.PoolManager(timeout=_REFRESH_SECONDS) as pool:
+        with urllib3.PoolManager(timeout=_REFRESH_SECONDS, ssl_context=tls_context()) as pool:
             try:
                 self._found.refresh(transport.Request(pool))
             except TransportError as error:
