@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from tests.e2e.models import build_repository
+from tests.e2e.models import add_model, build_repository, versioned_model
 from tests.e2e.process import ServerProcess, running
 from tests.ensembles import MODELS, add_ensemble, add_graph, pbtxt, step
 from tests.observe.status.chromium import Tab, browser
@@ -391,3 +391,36 @@ def test_it_fits_its_window(tab: Tab, server: tuple[ServerProcess, int], size: t
         "getComputedStyle(document.body).color + getComputedStyle(document.documentElement).backgroundColor"
     )
     assert ("rgb(231, 234, 236)" in colours) is dark
+
+
+def test_models_are_found_sorted_and_paged(tab: Tab, tmp_path: Path) -> None:
+    """Of more models than the page lists at once."""
+    root = tmp_path / "models"
+    model = versioned_model(1)
+    for number in range(210):
+        add_model(root, f"city-{number:03d}", model, 1)
+    add_model(root, "Broken", b"no graph", 1)
+    with served(root, tmp_path / "run") as (_, port):
+        tab.go(f"http://127.0.0.1:{port}/")
+        rows = "document.querySelectorAll('#models > li').length"
+        first = "document.querySelector('#models > li .name b')?.textContent"
+        tab.wait_for(lambda: tab.evaluate(rows) == 200 and tab.evaluate(first) == "Broken")
+        assert tab.text("#page") == "1 of 2"
+        tab.evaluate("document.querySelector('#next').click()")
+        tab.wait_for(lambda: tab.evaluate(rows) == 11)
+        find = "const f = document.querySelector('#find'); f.value = {!r}; f.dispatchEvent(new Event('input'))"
+        tab.evaluate("{ " + find.format("CITY-20") + " }")
+        tab.wait_for(lambda: tab.evaluate(rows) == 10 and tab.evaluate(first) == "city-200")
+        assert not tab.evaluate("document.querySelector('#paging').checkVisibility()")
+        tab.evaluate("{ " + find.format("") + " }")
+        tab.evaluate("document.querySelector('#by-name').click()")
+        tab.wait_for(lambda: tab.evaluate(rows) == 200)
+        for query, status in (
+            ("find=x&page=999", 200),
+            ("page=-1", 400),
+            ("sort=size", 400),
+            ("page=1" + "0" * 9, 400),
+        ):
+            with closing(HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+                connection.request("GET", f"/status.json?{query}")
+                assert connection.getresponse().status == status

@@ -28,7 +28,7 @@ from toutates.observe.http.cpu_budget import CpuBudget
 from toutates.observe.http.reuse import REUSE, ReusedText
 from toutates.observe.status.history import NOTHING, Series
 from toutates.observe.status.page import load_page
-from toutates.observe.status.sampling import ERROR_KINDS, WINDOW, Sampler, percentile_ms
+from toutates.observe.status.sampling import ERROR_KINDS, MANY, WINDOW, Sampler, percentile_ms
 
 
 class Clock:
@@ -210,6 +210,22 @@ def test_a_sampler_turns_counters_into_rates_and_forgets_old_ones() -> None:
     list(sampler.sample())
     assert not sampler.versions
     assert sum(sampler.errors) == 18  # what has happened stays
+
+
+def test_of_very_many_versions_a_sampler_reads_those_that_were_asked_for() -> None:
+    versions = [Version() for _ in range(MANY + 1)]
+    view = view_of()
+    table = type("Table", (), {"served": lambda self: versions})()
+    object.__setattr__(view, "get_table", lambda: table)
+    sampler = Sampler(view, Clock())
+    list(sampler.sample())
+    assert not sampler.versions
+    versions[7].counters.workers[1].refused += 1
+    list(sampler.sample())
+    assert list(sampler.versions) == [versions[7]]  # type: ignore[comparison-overlap]
+    del versions[MANY:]
+    list(sampler.sample())
+    assert len(sampler.versions) == MANY
 
 
 # --- stacks and profiles ---------------------------------------------------------------------------------------------

@@ -25,7 +25,8 @@ from toutates.observe.metrics.exposition import Exposition
 from toutates.observe.metrics.texts import MetricsTexts
 from toutates.observe.status.page import load_page
 from toutates.observe.status.sampling import HISTORY, Sampler
-from toutates.observe.status.status import Status, unready_reason
+from toutates.observe.status.status import ALL, SORTS, Status, unready_reason
+from toutates.observe.status.status import Asked as Listed
 from toutates.observe.view import ServerView
 from toutates.system.logs.recent import RecentWarning
 
@@ -33,6 +34,10 @@ __all__ = ["make_site"]
 
 #: Points that a page asks for which has the earlier ones; it may have missed some.
 RECENT_POINTS: Final = 10
+
+#: Characters of a search, and digits of a page.
+MAX_FIND: Final = 256
+MAX_DIGITS: Final = 6
 
 _NOTHING_HERE: Final = (
     "there is nothing here; see /, /metrics, /status.json, /health/live, /health/ready, /debug/tasks and /debug/profile"
@@ -108,9 +113,15 @@ class _Graph:
 
 
 class _StatusJson:
-    """Answers /status.json; with ``?history=recent`` only the last points of each history."""
+    """Answers /status.json.
+
+    With ``?history=recent`` it has only the last points of each history; ``find``, ``sort`` and ``page`` choose the
+    versions that are listed.
+    """
 
     def __init__(self, status: Status) -> None:
+        self._status = status
+        self._turn = trio.Lock()
         self._texts = {
             history: ReusedText(lambda points=points: status.pieces(points), least_s=1.0)  # type: ignore[misc]
             for history, points in (("all", HISTORY), ("recent", RECENT_POINTS))
@@ -120,7 +131,15 @@ class _StatusJson:
         history = asked.parameter("history", "all")
         if history not in self._texts:
             raise refusal(400, f"history: {history[:40]!r} is neither 'all' nor 'recent'")
-        return text_response(await self._texts[history].get(), content_type="application/json")
+        listed = Listed(asked.parameter("find", "")[:MAX_FIND], _choice(asked, "sort", SORTS), _page_number(asked))
+        if listed == ALL:
+            return text_response(await self._texts[history].get(), content_type="application/json")
+        pieces: list[bytes] = []
+        async with self._turn:
+            for piece in self._status.pieces(HISTORY if history == "all" else RECENT_POINTS, listed):
+                pieces.append(piece)
+                await trio.lowlevel.checkpoint()
+        return text_response(b"".join(pieces), content_type="application/json")
 
 
 class _MetricsText:
@@ -232,6 +251,13 @@ def _number(asked: Asked, name: str, default: float, most: float) -> float:
     if not 0 < value <= most:
         raise refusal(400, f"{name}: {text[:40]!r} is not a number above 0 and up to {most:g}")
     return value
+
+
+def _page_number(asked: Asked) -> int:
+    text = asked.parameter("page", "0")
+    if not text.isdecimal() or len(text) > MAX_DIGITS:
+        raise refusal(400, f"page: {text[:40]!r} is not a number from 0")
+    return int(text)
 
 
 def _choice(asked: Asked, name: str, choices: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from toutates.engine.counters import BUCKET_NS
@@ -27,7 +28,9 @@ from toutates.observe.view import ServerView
 from toutates.system.interpreter import describe_interpreter
 from toutates.system.logs.recent import RecentWarning
 
-__all__ = ["Status", "unready_reason"]
+__all__ = ["ALL", "SORTS", "Asked", "Status", "unready_reason"]
+
+SORTS: Final = ("importance", "name")
 
 #: Most versions of models that are listed; first those that fail, then the busiest.
 MAX_VERSIONS: Final = 200
@@ -46,6 +49,24 @@ def unready_reason(view: ServerView) -> str:
     return view.unready_reason() or ("" if view.workers else "the server is starting")
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Which versions are listed.
+
+    Attributes:
+        find: a part of the models' names, whatever the case; "" for all.
+        sort: "importance", or "name".
+        page: of MAX_VERSIONS versions each, from 0.
+    """
+
+    find: str = ""
+    sort: str = "importance"
+    page: int = 0
+
+
+ALL: Final = Asked()
+
+
 class Status:
     """Makes the text. Used in the sampler's Trio run.
 
@@ -60,11 +81,17 @@ class Status:
         self._sampler = sampler
         self._warnings = warnings
 
-    def pieces(self, points: int) -> Iterator[bytes]:
-        """The JSON in pieces, with the last ``points`` of every history."""
+    def pieces(self, points: int, asked: Asked = ALL) -> Iterator[bytes]:
+        """The JSON in pieces, with the last ``points`` of every history.
+
+        Args:
+            points: how many.
+            asked: which versions are listed.
+        """
         sampler = self._sampler
-        listed = self._by_importance()
-        shown = listed[:MAX_VERSIONS]
+        listed = self._by_importance(asked)
+        yield b""
+        shown = listed[asked.page * MAX_VERSIONS : (asked.page + 1) * MAX_VERSIONS]
         head = {
             "server": self._server(),
             "sequence": sampler.sequence,
@@ -98,6 +125,8 @@ class Status:
             ],
             "names": names_shown(self._view.get_table(), self._view.traffic()),
             "versions_left_out": len(listed) - len(shown),
+            "page": asked.page,
+            "pages": -(-len(listed) // MAX_VERSIONS),
         }
         yield _json(head)[:-1] + b',"versions":['
         for start in range(0, len(shown), AT_ONCE):
@@ -156,15 +185,21 @@ class Status:
                 hits[name] = hits.get(name, 0) + count
         return [{"name": name, "count": count} for name, count in hits.items() if count]
 
-    def _by_importance(self) -> list[tuple[ModelEntry, VersionEntry | None]]:
-        """Every version, those that cannot answer first; a model without versions is listed with None.
+    def _by_importance(self, asked: Asked) -> list[tuple[ModelEntry, VersionEntry | None]]:
+        """The versions that are asked for; a model without versions is listed with None.
 
-        Up to MAX_VERSIONS versions are in the order of their names, so that rows of the page do not move.
+        Those that cannot answer come first, unless they are sorted by name. Up to MAX_VERSIONS versions are in the
+        order of their names, so that rows of the page do not move.
         """
+        find = asked.find.casefold()
         listed: list[tuple[ModelEntry, VersionEntry | None]] = []
         for model in self._view.get_table().models.values():
+            if find and find not in model.name.casefold():
+                continue
             versions = list(model.versions.values())
             listed += [(model, version) for version in versions] if versions else [(model, None)]
+        if asked.sort == "name":
+            return listed
         by_load = len(listed) > MAX_VERSIONS
 
         def rank(one: tuple[ModelEntry, VersionEntry | None]) -> tuple[bool, float]:
