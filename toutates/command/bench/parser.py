@@ -91,7 +91,11 @@ def _add_load(parser: Parser) -> None:
         "once), ramp:RATE (evenly to this rate) or trace:FILE (gaps in microseconds, a line each); default: poisson",
     )
     group.add_argument(
-        "--connections", type=positive, default=4, metavar="N", help="send over so many in turn (default: 4)"
+        "--connections",
+        type=positive,
+        metavar="N",
+        help="send over so many in turn (default: 4; over HTTP, where each has one request under way, as many as "
+        "--concurrency, or 64 in an open loop)",
     )
     group.add_argument(
         "--processes", type=positive, default=1, metavar="N", help="that send together, for fast servers (default: 1)"

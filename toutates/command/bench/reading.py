@@ -22,6 +22,9 @@ from toutates.system.errors import ConfigurationError
 __all__ = ["Wanted", "read_flags"]
 
 _MOST_POINTS = 200
+#: Over gRPC, and over HTTP/1.1 in an open loop, where a connection has one request under way.
+_CONNECTIONS = 4
+_HTTP_CONNECTIONS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +201,7 @@ def _loads(parsed: argparse.Namespace, endpoint: Endpoint) -> list[Load]:
         endpoint.host,
         endpoint.port,
         (),
-        parsed.connections,
+        parsed.connections or (_HTTP_CONNECTIONS if endpoint.protocol == HTTP else _CONNECTIONS),
         None,
         parsed.seconds or 2.0,
         arrivals,

@@ -15,6 +15,7 @@ import numpy as np
 
 from toutates.bench.calls import Refused
 from toutates.bench.comparison import block_order, compare_blocks
+from toutates.bench.endpoint import HTTP
 from toutates.bench.knee import Trial, find_knee
 from toutates.bench.link import Unreachable
 from toutates.bench.load import Load, LoadFailed
@@ -102,7 +103,8 @@ class _Run:
         report.targets = wanted.targets
         first = wanted.loads[0]
         many = max(_SATURATING, first.under_way)
-        full = replace(first, rate=None, under_way=many, connections=max(_CONNECTIONS, first.connections))
+        least = many if wanted.endpoint.protocol == HTTP else _CONNECTIONS
+        full = replace(first, rate=None, under_way=many, connections=max(least, first.connections))
         saturated = self._one(prepared, full, meter, 1, f"{many} requests at a time")
         self._add(prepared, full, saturated)
         most = sum(saturated.rates())

@@ -1,0 +1,102 @@
+"""What the flags of ``toutates bench`` come to, those of perf_analyzer among them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from toutates.bench.endpoint import GRPC, HTTP, Endpoint, Tls
+from toutates.bench.sequences import Sequences
+from toutates.command.bench.parser import bench_parser
+from toutates.command.bench.reading import Wanted, read_flags
+
+
+def read(*arguments: str) -> Wanted:
+    return read_flags(bench_parser().parse_args(arguments))
+
+
+def test_perf_analyzer_asks_over_http_unless_it_is_told_otherwise() -> None:
+    assert read("-m", "a", "-u", "host:1").endpoint == Endpoint(HTTP, "host", 1)
+    assert read("-m", "a", "-u", "host:1", "-i", "gRPC").endpoint == Endpoint(GRPC, "host", 1)
+    assert read("-m", "a", "-i", "grpc").endpoint == Endpoint(GRPC, "localhost", 8001)
+    assert read("-m", "a", "host:1").endpoint == Endpoint(GRPC, "host", 1)
+
+
+def test_ranges_have_their_ends() -> None:
+    assert [one.under_way for one in read("host", "-m", "a", "--concurrency-range", "2:8:3").loads] == [2, 5, 8]
+    assert [one.under_way for one in read("host", "-m", "a", "--concurrency-range", "1:3").loads] == [1, 2, 3]
+    loads = read("host", "-m", "a", "--request-rate-range", "100:300:100").loads
+    assert [one.rate for one in loads] == [100, 200, 300]
+    assert loads[0].arrivals.variation == 0
+    (load,) = read("host", "-m", "a", "--request-rate-range", "5", "--request-distribution", "poisson").loads
+    assert load.arrivals.variation == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "connections"),
+    [
+        (["host", "--concurrency", "32"], 4),
+        (["host", "--concurrency", "2"], 2),
+        (["http://host", "--concurrency", "32"], 32),
+        (["http://host", "--rate", "5"], 64),
+        (["host", "--rate", "5"], 4),
+        (["http://host", "--rate", "5", "--connections", "7"], 7),
+    ],
+)
+def test_a_load_has_connections_for_what_is_under_way(arguments: list[str], connections: int) -> None:
+    assert read("-m", "a", *arguments).loads[0].connections == connections
+
+
+def test_a_measurement_interval_is_seconds_and_trials_are_repeats() -> None:
+    wanted = read("host", "-m", "a", "-p", "500", "-r", "4")
+    assert (wanted.loads[0].seconds, wanted.repeats) == (0.5, 4)
+    assert read("host", "-m", "a", "--compare", "other").repeats == 6
+
+
+def test_a_binary_search_is_a_target_and_a_threshold_ends_a_range() -> None:
+    wanted = read("host", "-m", "a", "--request-rate-range", "1:9", "-l", "10", "--binary-search", "--percentile", "99")
+    assert [(one.figure, one.bound) for one in wanted.targets] == [("p99", 10e6)]
+    threshold = read("host", "-m", "a", "-l", "10").threshold
+    assert threshold is not None
+    assert (threshold.figure, threshold.bound) == ("p50", 10e6)
+
+
+def test_sequences_formats_and_services_are_taken() -> None:
+    wanted = read("host", "-m", "a", "--num-of-sequences", "3", "--sequence-length", "9", "--start-sequence-id", "5")
+    assert wanted.questions.sequences == Sequences(9, 0.2, 5)
+    assert wanted.loads[0].under_way == 3
+    questions = read("http://host", "-m", "a", "--output-tensor-format", "json", "-z").questions
+    assert (questions.inputs, questions.outputs, questions.data.source) == ("binary", "json", "zero")
+    wanted = read("-m", "a", "-u", "host", "--service-kind", "openai", "--endpoint", "v1/embeddings")
+    assert (wanted.questions.api, wanted.endpoint.protocol) == ("openai", HTTP)
+    assert read("host", "-m", "a", "--api", "tei").endpoint.protocol == HTTP
+
+
+def test_tls_is_taken_by_both_names() -> None:
+    for names in (["--tls-ca", "f"], ["--ssl-grpc-use-ssl", "--ssl-grpc-root-certifications-file", "f"]):
+        assert read("host:1", "-m", "a", *names).endpoint == Endpoint(GRPC, "host", 1, Tls(ca="f"))
+    tls = read("https://host:1", "-m", "a", "--ssl-https-verify-peer", "0").endpoint.tls
+    assert tls == Tls(verify=False)
+
+
+def test_models_have_weights_or_zipfs() -> None:
+    assert [one.weight for one in read("host", "-m", "a=2", "-m", "b").questions.targets] == [2, 1]
+    weights = [one.weight for one in read("host", "-m", "a", "-m", "b", "-m", "c", "--zipf", "2").questions.targets]
+    assert weights == [1, 0.25, 1 / 9]
+
+
+def test_a_trace_is_a_load_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "gaps"
+    file.write_text("100\n300\n")
+    (load,) = read("host", "-m", "a", "--request-intervals", str(file)).loads
+    assert load.arrivals.gaps_ns == (100_000, 300_000)
+    assert load.rate == pytest.approx(5_000)
+
+
+def test_metrics_are_where_their_url_says() -> None:
+    assert read("host", "-m", "a", "--metrics-url", "http://host:2/x/metrics").metrics == (
+        Endpoint(HTTP, "host", 2),
+        "/x/metrics",
+    )
+    assert read("host", "-m", "a", "--metrics-url", "host:2").metrics == (Endpoint(HTTP, "host", 2), "/metrics")
