@@ -130,7 +130,11 @@ class Measured:
 
     def rates(self) -> list[float]:
         """Requests answered with OK per second, of each repeat."""
-        return [one.total.answered / one.seconds for one in self.outcomes]
+        # A closed loop waits for what is under way at its end: these answers count, and so does the time they take.
+        return [
+            one.total.answered / (one.seconds if self.open_loop else max(one.seconds, one.last_answer_s))
+            for one in self.outcomes
+        ]
 
     def latencies(self) -> tuple[Latencies, Latencies]:
         """From the intended time, and from sending."""
