@@ -108,8 +108,9 @@ class Executor(ExecutorHandle, TakesTurns):
                 return
             left -= 1
             try:
-                # A large run lasts long enough to be interrupted, and then counts as one that is not quick.
-                clock_ns = time.thread_time_ns if batch.lent_at and self._backend.one_thread else time.monotonic_ns
+                # A run that lasts long enough to be interrupted would then count as one that is not quick.
+                lasts = batch.lent_at or batch.lane.lasts
+                clock_ns = time.thread_time_ns if lasts and self._backend.one_thread else time.monotonic_ns
                 outcomes = self._run(batch, clock_ns)
             except BaseException as error:
                 outcomes = self._fail(batch, error)

@@ -177,6 +177,7 @@ class Lane:
         key: by which a table of lanes knows it.
         packed: whether batches have buffers, as a PackedLane's do.
         computes: whether a run computes rows, and does not only prepare them.
+        lasts: whether runs that count as quick last so long that the system may interrupt them.
         batch_rows: rows that one batch of this lane takes at most.
         row_memory: bytes of one row in a batch's buffers.
         room: rows that the next batch is to have room for, ``batch_rows`` at most.
@@ -190,6 +191,7 @@ class Lane:
 
     packed: ClassVar[bool]
     computes: bool = True
+    lasts: ClassVar[bool] = False
 
     def __init__(self, signature: Signature, row_shapes: RowShapes, batch_size: int) -> None:
         self.signature = signature

@@ -51,6 +51,7 @@ class ReadingLane(Lane):
     """
 
     packed = False
+    lasts = True
 
     def __init__(self, signature: Signature, number: int, *, computes: bool, is_quick: bool = False) -> None:
         super().__init__(signature, ((0, (1,) * number),), 2 * _SLICE)
