@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
@@ -21,6 +22,7 @@ from toutates.command import main as cli
 from toutates.command.flags import ALIASES, FLAGS, GROUPS, LIMITS, REFUSED
 from toutates.command.main import main, parse_options
 from toutates.command.parser import server_parser
+from toutates.command.values import byte_size
 from toutates.h2grpc import Allowance, Limits
 from toutates.h2grpc.limits import LIMIT_NAMES
 from toutates.infer.tracing.configuration import read_trace_options
@@ -59,6 +61,7 @@ EFFECTS: Final[list[tuple[str, str, str, object]]] = [
     ("--load-models", "a, b", "load_models", ("a", "b")),
     ("--model-control-mode", "poll", "model_control_mode", "poll"),
     ("--repository-poll-secs", "0.3", "repository_poll_s", 0.3),
+    ("--model-min-stay", "3", "model_min_stay_s", 3.0),
     ("--strict-readiness", "false", "strict_readiness", False),
     ("--exit-on-error", "true", "exit_on_error", True),
     ("--execution-providers", "trt,CUDA,cpu,tensorrt", "execution_providers", ("tensorrt", "cuda", "cpu")),
@@ -137,6 +140,7 @@ def test_every_flag_is_in_the_table_above() -> None:
     together = {"--tls-cert", "--tls-key", "--tls-client-ca", "--s3-endpoint", "--s3-prefix", "--s3-region"}
     together |= {"--load-model", "--trace-level", "--trace-rate", "--trace-count", "--debug-endpoints"}
     together |= {"--torchserve-management-addr", "--torchserve-model-store", "--torchserve-allowed-urls"}
+    together |= {"--model-memory"}
     together |= {"--limit", "--config", "--executor-cores", "--api-key-file", "--metrics-tls"}
     assert flags - {effect[0] for effect in EFFECTS} == together
 
@@ -180,6 +184,20 @@ def test_the_http_side_can_be_left_out_and_debugging_opened() -> None:
     assert parse("--debug-endpoints").debug_endpoints
     with pytest.raises(ConfigurationError, match=r"^--metrics-addr: is not an address \(got '9090'\)"):
         parse("--metrics-addr", "9090")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("7", 7), ("3k", 3 << 10), ("512M", 512 << 20), ("4GiB", 4 << 30), ("2 ", 2), ("1TB", 1 << 40)]
+)
+def test_memory_is_given_in_bytes_or_with_a_letter(text: str, size: int) -> None:
+    options = parse("--model-control-mode", "on-demand", "--model-memory", text)
+    assert options.model_memory == size
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "4X", "1.5G", "", "G", "9" * 16])
+def test_memory_that_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="such as 1073741824, 512M or 4G"):
+        byte_size(text)
 
 
 EXPLICIT: Final = ("--model-control-mode", "explicit")

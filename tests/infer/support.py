@@ -123,6 +123,7 @@ class KnownTransport:
     failed: list[tuple[KnownCall, type[RequestError], str]] = field(default_factory=list)
     ended: list[KnownCall] = field(default_factory=list)
     traced: tuple[str, str] = ("00-a", "x=1,y=2")
+    held_bytes: int = 0
 
     def fail(self, call: KnownCall, error: RequestError) -> None:
         call.fail()
@@ -139,6 +140,9 @@ class KnownTransport:
 
     def peer(self, call: object) -> str:
         return PEER
+
+    def hold(self, call: object, size: int) -> None:
+        self.held_bytes += size
 
     def trace_context(self, call: object) -> tuple[str, str]:
         return self.traced

@@ -18,6 +18,7 @@ from toutates.command.values import (
     address,
     address_or_off,
     boolean,
+    byte_size,
     cache_size,
     choice,
     cpus,
@@ -129,7 +130,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         Flag(
             "model-control-mode",
             "MODE",
-            "change models never (none), when their files change (poll), or by RPC (explicit)",
+            "change models never (none), when files change (poll), by RPC (explicit), or for requests (on-demand)",
             "none",
             lambda text: choice(*CONTROL_MODES)(text.lower()),
             words=tuple(CONTROL_MODES),
@@ -137,7 +138,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         Flag(
             "repository-poll-secs",
             "SECONDS",
-            "look for changed files every SECONDS seconds, with --model-control-mode poll",
+            "look for changed files (poll) or new models (on-demand) every SECONDS seconds",
             "15",
             interval,
             option="repository_poll_s",
@@ -145,8 +146,23 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         Flag(
             "load-model",
             "NAME",
-            "load this model at the start, with --model-control-mode explicit; '*' loads all; repeatable",
+            "load this model at the start, in the modes explicit and on-demand; '*' loads all; repeatable",
             repeatable=True,
+        ),
+        Flag(
+            "model-memory",
+            "BYTES",
+            "keep models of at most BYTES in memory, in the mode on-demand; K, M, G and T may follow",
+            read=byte_size,
+            unset="no bound",
+        ),
+        Flag(
+            "model-min-stay",
+            "SECONDS",
+            "keep a model in memory for SECONDS at least, in the mode on-demand",
+            "1",
+            seconds,
+            option="model_min_stay_s",
         ),
         Flag(
             "model-load-thread-count",

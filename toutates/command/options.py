@@ -106,10 +106,18 @@ def _models_to_load(settings: Settings) -> tuple[str, ...] | None:
     """Names of the models to load at the start; None for all."""
     listed: tuple[str, ...] | None = settings["load-models"]
     named: tuple[str, ...] = settings["load-model"]
-    if settings["model-control-mode"] != "explicit":
+    mode = settings["model-control-mode"]
+    if settings["model-memory"] is not None and mode != "on-demand":
+        raise ConfigurationError(
+            "is of use only with --model-control-mode on-demand",
+            key="--model-memory",
+            value=settings["model-memory"],
+            remedy="add that flag, or leave this one out",
+        )
+    if mode not in ("explicit", "on-demand"):
         if named:
             raise ConfigurationError(
-                "is of use only with --model-control-mode explicit",
+                "is of use only with --model-control-mode explicit or on-demand",
                 key="--load-model",
                 value=named[0],
                 remedy="add that flag, or name the models by --load-models",

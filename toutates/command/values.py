@@ -27,6 +27,7 @@ __all__ = [
     "address",
     "address_or_off",
     "boolean",
+    "byte_size",
     "cache_size",
     "choice",
     "cpus",
@@ -75,6 +76,15 @@ def cache_size(text: str) -> int:
         raise argparse.ArgumentTypeError(
             f"{size} bytes hold no answer; the response cache takes {LEAST_CACHE_BYTES} or more, or 0 for none"
         )
+    return size
+
+
+def byte_size(text: str) -> int:
+    """Read a number of bytes, which may end in K, M, G or T for powers of 1,024."""
+    match = re.fullmatch(r"([0-9]{1,15})(?:([KMGT])(?:i?B)?)?", text.strip(), re.IGNORECASE)
+    size = 0 if match is None else int(match[1]) << (10 * " KMGT".index((match[2] or " ").upper()))
+    if not size:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes from 1 up, such as 1073741824, 512M or 4G")
     return size
 
 

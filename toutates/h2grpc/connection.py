@@ -372,6 +372,16 @@ class ServerConnection:
         except LimitExceeded as error:
             self._requests.refuse(call, error)
 
+    def hold(self, call: Call, size: int) -> None:
+        """Count ``size`` bytes of a unary call's request that its handler keeps; 0 before the call is answered.
+
+        If the connection, or the server, holds too much, the call ends.
+        """
+        try:
+            self._requests.hold(call, size)
+        except LimitExceeded as error:
+            self._requests.refuse(call, error)
+
     def inflated(self, call: Call, outcome: bytes | GrpcError) -> list[Event]:
         """Take the outcome of an InflationDue: the decompressed message, or the error that its call ends with."""
         return self._requests.inflated(call, outcome)

@@ -107,6 +107,14 @@ class Requests:
         """
         self._held.hold(call, _kept_bytes(call))
 
+    def hold(self, call: Call, size: int) -> None:
+        """Set the bytes that are kept of a unary call's request, which its handler has.
+
+        Raises:
+            LimitExceeded: the connection, or the server, holds too much.
+        """
+        self._held.hold(call, size)
+
     def message_read(self, call: Call, size: int) -> None:
         """Count a message of ``size`` bytes as read: a streaming call's handler has taken it."""
         call.unread_bytes -= size + PREFIX_SIZE

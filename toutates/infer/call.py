@@ -78,6 +78,10 @@ class Transport(Protocol):
         """A request's id, from what goes into the answer for it; "" for b""."""
         ...
 
+    def hold(self, call: Any, size: int, /) -> None:
+        """Count bytes that are kept for a request beside its connection; negative ones when they are let go."""
+        ...
+
     def peer(self, call: Any, /) -> str:
         """The caller's address, ``HOST:PORT``; "" once its connection is gone."""
         ...

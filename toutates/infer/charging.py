@@ -38,6 +38,19 @@ class _Charging(InferService):
             _check_names(caller, model, self._table.traffic.leads_to(model))
         return super()._find(model, version)
 
+    def _wait(self, model: str, call: Any, message: bytes, again: Callable[[], None]) -> None:
+        """See ``InferService``: it goes on as its caller's."""
+        caller = self.gate.caller
+
+        def again_for_caller() -> None:
+            self.gate.caller = caller
+            try:
+                again()
+            finally:
+                self.gate.caller = None
+
+        super()._wait(model, call, message, again_for_caller)
+
     def _charge(self, plan: Plan) -> None:
         """Take a request out of its caller's quota; requests that were charged before have none here.
 

@@ -21,6 +21,7 @@ from toutates.infer.counters import InferCounters
 from toutates.infer.inflight import Inflight
 from toutates.infer.observing import Observer, Sampling
 from toutates.infer.parameter_notices import ParameterNotices
+from toutates.infer.parking import Parking
 from toutates.infer.plan import Plan
 from toutates.infer.plan_cache import PlanCache
 from toutates.infer.reading import MAX_ID_BYTES, arrays_of, contents_of, id_too_long, read_request, request_id
@@ -43,8 +44,10 @@ from toutates.protocol.names import request_prefix
 from toutates.protocol.sequence_parameters import Said, named, said_in
 from toutates.protocol.typed_contents import LARGE_MESSAGE_BYTES
 from toutates.system.errors import (
+    Cancelled,
     ExecutionFailed,
     InvalidSequence,
+    NotLoaded,
     Overloaded,
     RequestError,
     UnknownModel,
@@ -71,6 +74,7 @@ class InferService:
         notices: logs parameters that have no effect; None for one of this worker's own.
         regions: of shared memory, which clients have registered; None for none.
         copies: takes copies of requests for versions in the shadow of others; None for nobody.
+        parking: where requests wait for models that are loaded on demand; None where none are.
 
     Attributes:
         counters: counts requests before it is known which version they are for.
@@ -88,9 +92,12 @@ class InferService:
         notices: ParameterNotices | None = None,
         regions: Regions | None = None,
         copies: Copies | None = None,
+        parking: Parking | None = None,
     ) -> None:
         self.counters = InferCounters()
         self.divider = Divider(self._identity, copies)
+        self._parking = parking
+        self._goes_on = False
         self.observer = Observer(transport)
         self.worker = worker
         self._transport = transport
@@ -121,7 +128,7 @@ class InferService:
     @property
     def handler(self) -> Handler:
         """Handles a request: ``infer``, within the bound on requests in flight where there is one."""
-        return self._within_limit(self.infer)
+        return self._within_limit(self._waiting_for_model(self.infer))
 
     def observing_handler(self, chosen: Sampling) -> Handler:
         """A handler like ``handler`` that observes every request for the sampling ``chosen``."""
@@ -129,7 +136,7 @@ class InferService:
         def infer_observed(call: Call) -> None:
             self.infer_observed(call, chosen)
 
-        return self._within_limit(infer_observed, chosen)
+        return self._within_limit(self._waiting_for_model(infer_observed), chosen)
 
     def infer(self, call: Call) -> None:
         """Put a request's rows into a batch.
@@ -185,6 +192,8 @@ class InferService:
         observation = self.observer.begin(call, self.worker.now_ns, chosen)
         try:
             self.infer(call)
+        except NotLoaded:
+            raise  # it goes on later
         except RequestError as error:
             self.observer.refused(call, error)
             raise
@@ -193,6 +202,107 @@ class InferService:
             raise
         if call.context is observation:  # else its batch was full, and this worker has run it already
             observation.copied_ns = time.monotonic_ns()
+
+    # --- requests whose model is loaded first ------------------------------------------------------------------------
+
+    def _waiting_for_model(self, infer: Handler) -> Handler:
+        """``infer``, with requests that wait where their model is not in memory. Others pay for a ``try``: nothing."""
+        if self._parking is None:
+            return infer
+
+        def infer_or_wait(call: Call) -> None:
+            try:
+                infer(call)
+            except NotLoaded as missing:
+                self._park(call, missing)
+
+        return infer_or_wait
+
+    def _park(self, call: Call, missing: NotLoaded) -> None:
+        """Have a request wait for its model.
+
+        Raises:
+            RequestError: the model could not be loaded a short while ago, or too much waits.
+        """
+        self._wait(missing.model, call, self._message_of(call), partial(self.infer, call))
+
+    def _message_of(self, call: Any) -> bytes:
+        """The bytes of a request, to be kept."""
+        return bytes(memoryview(call.buffer)[call.start : call.end])
+
+    def _put_back(self, call: Any, message: bytes) -> None:
+        """Give a request its bytes back."""
+        call.buffer, call.start, call.end = message, 0, len(message)
+
+    def _wait(self, model: str, call: Call, message: bytes, again: Callable[[], None]) -> None:
+        """Have a request wait for its model.
+
+        Args:
+            model: its name.
+            call: the request.
+            message: what is kept of it.
+            again: handles it.
+
+        Raises:
+            RequestError: see ``_park``.
+        """
+        assert self._parking is not None
+        try:
+            self._parking.check(model, len(message))
+        except RequestError as error:
+            self._count_refusal(error, None)
+            if call.context is not None:
+                self.observer.refused(call, error)
+            raise
+        self._parking.park(model, _Waiting(self, call, message, again), len(message))
+        self._transport.hold(call, len(message))
+
+    def _handle_again(self, call: Any, message: bytes, again: Callable[[], None]) -> None:
+        """Handle a request that has waited for its model, which is there."""
+        self._transport.hold(call, -len(message))
+        if self._get_table() is not self._table:
+            self._forget_plans()
+        self._put_back(call, message)
+        self._goes_on = True  # before those that come now
+        try:
+            again()
+        except NotLoaded as missing:  # it has left again meanwhile
+            try:
+                self._park(call, missing)
+            except RequestError as error:
+                self._refuse_late(call, error)
+        except RequestError as error:
+            self._refuse_late(call, error)
+        except Exception as error:
+            self._refuse_late(call, ExecutionFailed("internal error"))
+            self._transport.end_connection(call, error)
+        finally:
+            self._goes_on = False
+            self._put_back(call, b"")
+
+    def _refuse_waiting(self, call: Any, message: bytes, error: RequestError, *, has_left: bool) -> None:
+        """A request has waited in vain."""
+        self._transport.hold(call, -len(message))
+        if has_left:
+            self.observer.count(1)
+        else:
+            self._count_refusal(error, None)
+        self._put_back(call, message)
+        self._refuse_late(call, error, is_told=not has_left)
+        self._put_back(call, b"")
+
+    def _refuse_late(self, call: Call, error: RequestError, *, is_told: bool = True) -> None:
+        """Refuse a request whose handler has returned."""
+        if self._inflight is not None:
+            self._inflight.count -= 1
+        if call.context is not None:
+            self.observer.refused(call, error)
+        if is_told:
+            self._tell(call, error)
+
+    def _tell(self, call: Call, error: RequestError) -> None:
+        """Answer a request with an error."""
+        self._transport.fail(call, error)
 
     def _within_limit(self, infer: Handler, chosen: Sampling | None = None) -> Handler:
         """``infer``, refusing requests while as many are in flight as may be; the check takes 0.06 us.
@@ -368,6 +478,8 @@ class InferService:
         Raises:
             RequestError: there is none, or it cannot answer now.
         """
+        if self._parking is not None and not self._goes_on and self._parking.has(model):
+            raise NotLoaded(model)  # those that wait come first
         table = self._table
         if not table.traffic or version or (route := table.traffic.routes.get(model)) is None:
             return table.find(model, version)
@@ -586,6 +698,8 @@ class InferService:
             error: why.
             version: which it was for; None where that is not known.
         """
+        if isinstance(error, NotLoaded) and self._parking is not None:
+            return  # it goes on later
         self.observer.count(1)
         if version is None:
             if isinstance(error, UnknownModel):
@@ -734,6 +848,31 @@ class InferService:
                 port = ports.pop(version, None)
                 if port is not None:
                     port.commit()
+
+
+class _Waiting:
+    """A request that waits for its model (``parking.Parked``)."""
+
+    __slots__ = ("_again", "_call", "_message", "_service")
+
+    def __init__(self, service: InferService, call: Call, message: bytes, again: Callable[[], None]) -> None:
+        self._service = service
+        self._call = call
+        self._message = message
+        self._again = again
+
+    @property
+    def is_open(self) -> bool:
+        return self._call.open
+
+    def go_on(self) -> None:
+        self._service._handle_again(self._call, self._message, self._again)
+
+    def fail(self, error: RequestError) -> None:
+        self._service._refuse_waiting(self._call, self._message, error, has_left=False)
+
+    def leave(self) -> None:
+        self._service._refuse_waiting(self._call, self._message, Cancelled("the client has left"), has_left=True)
 
 
 def _is_served(table: ModelTable, version: ServedVersion) -> bool:

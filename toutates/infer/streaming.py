@@ -23,7 +23,7 @@ from toutates.infer.service import InferService
 from toutates.models.table import ServedVersion
 from toutates.protocol.infer_response import write_response
 from toutates.protocol.sequence_parameters import Said
-from toutates.system.errors import RequestError
+from toutates.system.errors import MalformedMessage, RequestError
 
 __all__ = ["StreamAnswers", "StreamInferService", "StreamResponder", "StreamResponses"]
 
@@ -72,6 +72,13 @@ class StreamInferService(InferService):
         """See ``InferService``."""
         self._admit(call, plan.version)
         super()._gather(call, plan, id_field, spans, said)
+
+    def _tell(self, call: Any, error: RequestError) -> None:
+        """See ``InferService``: the stream goes on."""
+        if call.responder is None or isinstance(error, MalformedMessage):
+            self._transport.fail(call.call, error)
+        else:
+            call.responder.refuse(call, str(error))
 
     def _make_answers(self, counters: WorkerCounters, version: ServedVersion) -> Answers:
         answers = StreamResponses if version.decoupled else StreamAnswers

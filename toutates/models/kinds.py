@@ -18,6 +18,7 @@ from toutates.models.caching import check_cache_settings, with_cache
 from toutates.models.config.configuration import VersionConfiguration, load_configuration
 from toutates.models.deadlines import check_latency_target
 from toutates.models.inspection import InspectedVersion
+from toutates.models.memory_size import version_size
 from toutates.models.names import FoundNames
 from toutates.models.ordering import with_order
 from toutates.models.repository import VersionFolder
@@ -79,6 +80,7 @@ def load_version(
     placement: Placement,
     cache: ResponseCache | None = None,
     arbiter: Arbiter | None = None,
+    measured: bool = False,
 ) -> ServedVersion:
     """Load a version as the kind that it is of. Blocks.
 
@@ -90,6 +92,7 @@ def load_version(
         placement: where threads run.
         cache: for answers of versions that ask for it; None for no cache.
         arbiter: of the server; None where executors have no turns. Whoever ends the version removes it there.
+        measured: whether it is found out how much memory the version takes.
 
     Raises:
         ConfigurationError: its configuration cannot be used, or names a backend that no kind has.
@@ -108,7 +111,12 @@ def load_version(
             served = with_order(served, configuration.settings)
         if arbiter is not None:
             served = with_turns(served, configuration.settings, arbiter)
-        return replace(served, load_ns=time.monotonic_ns() - began_ns)
+        return replace(
+            served,
+            memory_bytes=version_size(version, served.servable) if measured else 0,
+            pinned=configuration.settings.pin,
+            load_ns=time.monotonic_ns() - began_ns,
+        )
 
 
 def inspect_version(

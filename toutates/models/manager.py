@@ -17,7 +17,7 @@ refused as UNAVAILABLE, and those that wait in it already wait for the next thre
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 
 import trio
@@ -26,9 +26,9 @@ from toutates.models.current_table import CurrentTable
 from toutates.models.load_counters import LoadCounters
 from toutates.models.repository import ModelFolder
 from toutates.models.running import LoadOptions, RunningVersions
-from toutates.models.table import ModelEntry, ModelTable
+from toutates.models.table import ModelEntry, ModelState, ModelTable, ServedVersion
 from toutates.models.traffic.rules import TrafficRules
-from toutates.models.turn import ModelTurn
+from toutates.models.turn import ModelTurn, all_at
 
 __all__ = ["LoadOptions", "ModelManager"]
 
@@ -48,7 +48,7 @@ class ModelManager:
         on_change: called when ``table`` has been replaced after the initial load.
         settle: returns once no worker will use a version that is no longer in the table, nor has rows in it that are
             not committed. After ``stop`` it is not waited for.
-        may_be_empty, suggests_names: see ModelTable.
+        may_be_empty, suggests_names, failures_count: see ModelTable.
 
     Attributes:
         table: of models. Every thread reads it; it is replaced as a whole by one attribute store.
@@ -66,9 +66,16 @@ class ModelManager:
         *,
         may_be_empty: bool = True,
         suggests_names: bool = False,
+        failures_count: bool = True,
     ) -> None:
         self.counters = LoadCounters()
-        self._table = CurrentTable(self._publish, on_change, may_be_empty=may_be_empty, suggests_names=suggests_names)
+        self._table = CurrentTable(
+            self._publish,
+            on_change,
+            may_be_empty=may_be_empty,
+            suggests_names=suggests_names,
+            failures_count=failures_count,
+        )
         self._running = RunningVersions(options, nursery, self.counters, self._table.note_ready_change)
         self._settle = settle
         self._nursery = nursery
@@ -132,6 +139,60 @@ class ModelManager:
                 self._nursery.start_soon(self._retire, name, alone, turn)
             else:
                 self._end_turn(name, alone)
+
+    # --- models that come and go with requests -----------------------------------------------------------------------
+
+    def set_loadable(self, names: Collection[str]) -> None:
+        """Show that these models are loaded when a request needs them; see ``CurrentTable``."""
+        self._table.set_loadable(names)
+
+    def entry(self, name: str) -> ModelEntry | None:
+        """What is known of a model; None for one that is not in the table."""
+        return self._table.get(name)
+
+    def is_free(self, name: str) -> bool:
+        """Whether nobody changes a model, or waits to change it."""
+        return name not in self._turns
+
+    def evict(self, names: Sequence[str], on_ended: Callable[[], None]) -> None:
+        """End models as if they had never been loaded, several at once. Their requests under way are answered.
+
+        Args:
+            names: of models that are free; their turns are taken until their memory is free.
+            on_ended: called then.
+        """
+        turns = [self._turns.setdefault(name, trio.Semaphore(1)) for name in names]
+        for alone in turns:
+            alone.acquire_nowait()
+        entries = [entry for name in names if (entry := self._table.get(name)) is not None]
+        retiring = [version for entry in entries for version in entry.served()]
+        self.counters.unloads += len(retiring)
+        self._table.enter(*(all_at(entry, ModelState.UNLOADING) for entry in entries))
+        known = [entry.name for entry in entries]
+        del entries  # which hold the versions
+        self._nursery.start_soon(self._end_evicted, list(zip(names, turns, strict=True)), known, retiring, on_ended)
+
+    async def _end_evicted(
+        self,
+        turns: Sequence[tuple[str, trio.Semaphore]],
+        known: Sequence[str],
+        retiring: list[ServedVersion],
+        on_ended: Callable[[], None],
+    ) -> None:
+        def ended() -> None:
+            self._table.remove(*known, remember=False)
+            on_ended()
+
+        if not self._running.stopped.is_set():
+            await self._running.end(retiring, self._settle, ended)
+        for name, alone in turns:
+            self._end_turn(name, alone)
+
+    def forget(self, name: str) -> None:
+        """Take a model off the table that could not be loaded, unless somebody changes it just now."""
+        entry = self._table.get(name)
+        if entry is not None and entry.may_be_loaded and self.is_free(name):
+            self._table.remove(name, remember=False)
 
     async def _retire(self, name: str, alone: trio.Semaphore, turn: ModelTurn) -> None:
         await self._running.end(turn.retiring, self._settle, turn.on_ended)

@@ -150,6 +150,8 @@ def scan(
     Raises:
         ConfigurationError: the directory does not exist, cannot be read, or is something else than a repository.
     """
+    if only is not None and (named := _named(root, only)) is not None:
+        return named
     names = _model_names(root, asked_by)
     folders = [scan_model(root / name) for name in names if only is None or name in only]
     if _has_lone_model(root, names, is_named=bool(lone_name)):
@@ -164,6 +166,46 @@ def scan(
         if problem:
             raise _unusable(asked_by, root, problem, remedy)
     return folders
+
+
+def _named(root: Path, only: Collection[str]) -> list[ModelFolder] | None:
+    """The models of these names, where all of them are there and none is passed over; None otherwise.
+
+    Nothing else in the repository is looked at, which may have any number of models. One with such a model has no lone
+    model beside it.
+    """
+    folders: list[ModelFolder] = []
+    for name in sorted(only):
+        if not name or "/" in name or "\0" in name or not_a_model_name(name):
+            return None
+        folder = scan_model(root / name)
+        if folder.passed_over or folder.problem:
+            return None
+        folders.append(folder)
+    return folders or None
+
+
+def model_names(root: Path, asked_by: str = _FLAG) -> list[str]:
+    """Names of the directories of a repository that may be models, without a look at any; [] if it has a lone model.
+
+    Args:
+        root: the directory.
+        asked_by: the flag or argument that names it, for errors.
+
+    Raises:
+        ConfigurationError: as ``scan``.
+    """
+    try:
+        with os.scandir(root) as entries:
+            found = [(entry.name, entry.is_dir()) for entry in entries]
+    except OSError:
+        _model_names(root, asked_by)  # which says why
+        raise
+    others = [name for name, is_directory in found if not is_directory]
+    names = [name for name, is_directory in found if is_directory]
+    if MODEL_FILENAME in others or is_text_folder([*others, *names]):
+        return []
+    return sorted(name for name in names if not not_a_model_name(name) and _shown(name) == name)
 
 
 def _has_lone_model(root: Path, names: Collection[str], *, is_named: bool) -> bool:

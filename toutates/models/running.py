@@ -42,6 +42,7 @@ class LoadOptions:
         parallel_loads: how many versions are loaded at the same time.
         cache: for answers of models that ask for it; None for no cache.
         arbiter: of the turns of executors; None for no turns.
+        measured: whether it is found out how much memory each version takes.
     """
 
     kinds: Sequence[Kind]
@@ -49,6 +50,7 @@ class LoadOptions:
     parallel_loads: int = 1
     cache: ResponseCache | None = None
     arbiter: Arbiter | None = None
+    measured: bool = False
 
 
 class RunningVersions:
@@ -191,6 +193,7 @@ class RunningVersions:
                 placement=options.placement,
                 cache=options.cache,
                 arbiter=options.arbiter,
+                measured=options.measured,
             )
 
         began_ns = time.monotonic_ns()

@@ -128,6 +128,8 @@ class ServedVersion:
         takes_parameters: whether it reads what requests say beside their tensors, now; None for never.
         turns: how its executors come to their turns among those of all models; None where they have none.
         has_code: whether something runs its code now. While nothing does, it is not ready, and requests wait or fail.
+        memory_bytes: that it takes (``memory_size``).
+        pinned: whether it stays in memory, where models leave it for others.
     """
 
     model: str
@@ -141,6 +143,8 @@ class ServedVersion:
     has_code: Callable[[], bool] = lambda: True
     dependent: Dependent | None = None
     turns: TurnsMember | None = None
+    memory_bytes: int = 0
+    pinned: bool = False
     calls: Calls = field(init=False)
     _decoupled: bool = field(init=False)
 

@@ -13,7 +13,7 @@ from toutates.models.running import RunningVersions, identity_of
 from toutates.models.table import UNLOADED, ModelEntry, ModelState, ServedVersion, VersionEntry
 from toutates.system.errors import ModelLoadError, NotPolled, PartlyLoaded
 
-__all__ = ["ModelTurn"]
+__all__ = ["ModelTurn", "all_at"]
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +155,7 @@ class ModelTurn:
         self.retiring += gone
         self._counters.unloads += len(gone)
         if gone:
-            self._table.enter(_all_at(before, ModelState.UNLOADING))
+            self._table.enter(all_at(before, ModelState.UNLOADING))
             # It must not hold the versions themselves, which are to be freed before.
             self.on_ended = lambda: self._end_unloading(forget)
         else:
@@ -167,7 +167,7 @@ class ModelTurn:
         if forget:
             self._table.remove(self._name)
         else:
-            self._table.enter(_all_at(model, ModelState.UNAVAILABLE, UNLOADED))
+            self._table.enter(all_at(model, ModelState.UNAVAILABLE, UNLOADED))
 
 
 def _with(missing: tuple[str, ...], error: ModelLoadError) -> ModelLoadError:
@@ -179,7 +179,7 @@ def _said(failed: Mapping[int, VersionEntry]) -> str:
     return "\n".join(f"version {n} is at UNAVAILABLE state: {entry.reason};" for n, entry in failed.items())
 
 
-def _all_at(model: ModelEntry, state: ModelState, reason: str = "") -> ModelEntry:
+def all_at(model: ModelEntry, state: ModelState, reason: str = "") -> ModelEntry:
     """A model that serves nothing, with all of its versions in one state."""
     return ModelEntry(model.name, {n: VersionEntry(n, state, reason) for n in model.versions}, gone=model.gone)
 

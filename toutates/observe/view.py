@@ -11,6 +11,7 @@ from toutates.engine.cache.store import CacheStatistics
 from toutates.infer.counters import InferCounters
 from toutates.infer.observing import FirstSteps
 from toutates.infer.traffic.counting import TrafficCounts
+from toutates.models.demand import DemandState
 from toutates.models.load_counters import LoadCounters
 from toutates.models.table import ModelTable
 from toutates.net.housekeeping import Traffic
@@ -102,6 +103,7 @@ class ServerView:
         metrics_models: how many models have series of their own in /metrics, at most.
         traffic: returns what became of the requests of names with traffic.
         response_cache: returns what the response cache holds and has done; None where there is none.
+        demand: returns how it stands with loading on demand; None where models are not.
     """
 
     identity: ServerIdentity
@@ -119,6 +121,7 @@ class ServerView:
     response_cache: Callable[[], CacheStatistics | None] = lambda: None
     traffic: Callable[[], TrafficCounts] = TrafficCounts
     metrics_models: int = 200
+    demand: Callable[[], DemandState | None] = lambda: None
 
     def is_ready(self) -> bool:
         """Whether the server is ready, as ServerReady answers."""

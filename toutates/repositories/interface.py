@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -79,6 +79,18 @@ class Repository(Protocol):
         Raises:
             ConfigurationError: the repository cannot be used until an operator mends something.
             RepositoryError: it cannot be reached now.
+        """
+        ...
+
+    def index(self) -> Mapping[str, ModelFolder | None]:
+        """The names of the models, without a look at any of them, as far as that can be.
+
+        Returns:
+            By name what a scan would say of the model; None for one that is to be looked at when it is needed, and may
+            turn out to be no model.
+
+        Raises:
+            ConfigurationError, RepositoryError: as ``scan``.
         """
         ...
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from typing import NoReturn
 
 from toutates.models.repository import ModelFolder
 from toutates.repositories.interface import Repository
@@ -20,7 +21,7 @@ from toutates.repositories.specification import (
 )
 from toutates.system.errors import ConfigurationError
 
-__all__ = ["open_repositories", "refuse_duplicates", "refuse_unknown"]
+__all__ = ["open_repositories", "refuse_double", "refuse_duplicates", "refuse_unknown"]
 
 
 def open_repositories(
@@ -113,8 +114,21 @@ def refuse_duplicates(folders: Iterable[ModelFolder]) -> None:
     for folder in folders:
         other = known.setdefault(folder.name, folder)
         if other is not folder:
-            raise ConfigurationError(
-                f"model '{folder.name}' is in two repositories: '{other.source}' and '{folder.source}'",
-                key="--model-repository",
-                remedy="rename or remove one of them",
-            )
+            refuse_double(folder.name, other.source, folder.source)
+
+
+def refuse_double(name: str, one: str, other: str) -> NoReturn:
+    """Refuse two models of one name.
+
+    Args:
+        name: of both.
+        one, other: where they are.
+
+    Raises:
+        ConfigurationError: always.
+    """
+    raise ConfigurationError(
+        f"model '{name}' is in two repositories: '{one}' and '{other}'",
+        key="--model-repository",
+        remedy="rename or remove one of them",
+    )

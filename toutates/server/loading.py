@@ -17,6 +17,7 @@ from toutates.models.manager import ModelManager
 from toutates.repositories.control.fetching import fetch_all
 from toutates.repositories.control.first_look import FirstLook, look_first
 from toutates.repositories.control.model_control import ModelControl
+from toutates.repositories.control.on_demand import OnDemand
 from toutates.repositories.control.passed_over import PassedOver
 from toutates.repositories.control.waiting import Waiting
 from toutates.repositories.interface import Repository
@@ -66,8 +67,13 @@ class FirstLoad:
         self._logs = logs
         self._shutdown = shutdown
 
-    async def run(self, manager: ModelManager, control: ModelControl) -> bool:
+    async def run(self, manager: ModelManager, control: ModelControl, demand: OnDemand | None = None) -> bool:
         """Find and load the models, unless the shutdown begins first; returns whether to go on.
+
+        Args:
+            manager: loads them.
+            control: is told of them.
+            demand: loads others later; None for none.
 
         Raises:
             ConfigurationError: see ``open_repositories`` and ``look_first``.
@@ -85,6 +91,8 @@ class FirstLoad:
             await manager.load_all(folders, ProgressLine(logger, "loaded %d of %d: %s").show)
             control.begin(seen.found, folders, seen.late)
             await control.load_missing()
+            if demand is not None:
+                await demand.begin(all_must_answer=self._options.exit_on_error)
             nursery.cancel_scope.cancel()
         if self._shutdown.begun.is_set():
             return False

@@ -74,7 +74,9 @@ class Options:
         load_models: names to load at the start; None for all. In the mode "poll", names to look for.
         load_model: those of ``load_models`` that --load-model names, for error messages.
         model_control_mode: when models change, see ``toutates.repositories.control.model_control``.
-        repository_poll_s: seconds between two polls.
+        repository_poll_s: seconds between two polls, or between two looks at the index of models.
+        model_memory: bytes that models loaded on demand may take, together; None for no bound.
+        model_min_stay_s: for so long one of them stays.
         strict_readiness: whether a model that cannot be served makes the server not ready.
         exit_on_error: whether a model that cannot be served at the start ends the server.
         execution_providers: as given, ``("auto",)`` or any of cpu, cuda, tensorrt, by priority.
@@ -124,6 +126,8 @@ class Options:
     load_model: tuple[str, ...] = ()
     model_control_mode: ControlMode = "none"
     repository_poll_s: float = 15.0
+    model_memory: int | None = None
+    model_min_stay_s: float = 1.0
     strict_readiness: bool = True
     exit_on_error: bool = False
     execution_providers: tuple[str, ...] = ("auto",)

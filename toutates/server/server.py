@@ -53,6 +53,7 @@ from toutates.observe.access_log import open_access_log
 from toutates.observe.view import ServerView
 from toutates.protocol import grpc_service_pb2 as pb
 from toutates.repositories.control.model_control import ModelControl
+from toutates.repositories.control.on_demand import OnDemand
 from toutates.repositories.control.traffic import FILE_NAME, TrafficControl
 from toutates.server.access import Access
 from toutates.server.certificates import ServerCertificate
@@ -230,6 +231,7 @@ class Server:
             # The manager and the control report changes to readiness, which reads both of them.
             manager = self._make_manager(executors, lambda: readiness.changed())
             control = self._make_control(manager, lambda: readiness.changed())
+            demand = self._make_demand(manager, control)
             readiness = ServerReadiness(
                 self._options.strict_readiness,
                 manager,
@@ -239,7 +241,7 @@ class Server:
                 self.workers.show_readiness,
                 *(() if self._member is None else (self._member.reason, self._member.tell_state)),
             )
-            self.view = self._make_view(manager, readiness)
+            self.view = self._make_view(manager, readiness, demand)
             if self._member is not None:
                 self._member.watch(self.view, readiness.changed)
             self._monitoring = Monitoring(self.view, self._logs)
@@ -252,9 +254,9 @@ class Server:
             )
             try:
                 async with watched:
-                    if await self._first_load.run(manager, control):
+                    if await self._first_load.run(manager, control, demand):
                         self._warn_of_gil()  # again, for what was imported while models were loaded
-                        await self._serve_models(manager, control, readiness, listeners, task_status)
+                        await self._serve_models(manager, control, demand, readiness, listeners, task_status)
             finally:
                 manager.stop()
 
@@ -262,6 +264,7 @@ class Server:
         self,
         manager: ModelManager,
         control: ModelControl,
+        demand: OnDemand | None,
         readiness: ServerReadiness,
         listeners: Listeners,
         task_status: trio.TaskStatus[None],
@@ -274,13 +277,15 @@ class Server:
                 changes.cancel_scope.cancel()
                 return
             queue, pages_queue = await changes.start(self._change_models, control)
+            if demand is not None:
+                changes.start_soon(self._load_on_demand, demand)
             member = self._member
-            if member is not None and not await self._join(member, manager, control, readiness, traffic):
+            if member is not None and not await self._join(member, manager, control, demand, readiness, traffic):
                 changes.cancel_scope.cancel()
                 return
             everywhere = None if member is None else Everywhere(member.carry)
             changes.start_soon(traffic.watch)
-            self._model_requests.open(changes, self._plane(manager, control, everywhere))
+            self._model_requests.open(changes, self._plane(manager, control, demand, everywhere))
             allowed = self._options.allow_client_shm
             regions = Regions(
                 allowed=allowed,
@@ -311,6 +316,7 @@ class Server:
                 copies=copies,
                 traffic=traffic,
                 everywhere=everywhere,
+                loader=demand,
                 torchserve_defaults=self._torchserve_defaults,
             )
             is_ready = not readiness.models_reason() and (member is None or not member.reason())
@@ -354,11 +360,12 @@ class Server:
         member: Member,
         manager: ModelManager,
         control: ModelControl,
+        demand: OnDemand | None,
         readiness: ServerReadiness,
         traffic: TrafficControl,
     ) -> bool:
         """Be as the other processes are, and wait until all may serve; returns whether to go on."""
-        plane = self._plane(manager, control)
+        plane = self._plane(manager, control, demand)
         calls = plane.local_calls(
             member.number,
             {
@@ -368,7 +375,13 @@ class Server:
         )
         return await member.join(manager.table, readiness.models_reason(), calls, control)
 
-    def _plane(self, manager: ModelManager, control: ModelControl, everywhere: Everywhere | None = None) -> DataPlane:
+    def _plane(
+        self,
+        manager: ModelManager,
+        control: ModelControl,
+        demand: OnDemand | None,
+        everywhere: Everywhere | None = None,
+    ) -> DataPlane:
         """A data plane of no worker, for calls that do not come from a client of this process."""
         return DataPlane(
             self._identity,
@@ -378,7 +391,15 @@ class Server:
             self._logs.control,
             self._tracing.settings,
             everywhere,
+            loader=demand,
         )
+
+    async def _load_on_demand(self, demand: OnDemand) -> None:
+        """Load what requests need, until the shutdown begins: what waits then is refused."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(demand.run)
+            await self.shutdown.begun.wait()
+            nursery.cancel_scope.cancel()
 
     async def _change_models(
         self, control: ModelControl, task_status: trio.TaskStatus[tuple[ControlQueue, ControlQueue]]
@@ -457,13 +478,16 @@ class Server:
             parallel_loads=options.parallel_loads,
             cache=self._response_cache,
             arbiter=self._arbiter,
+            measured=options.model_control_mode == "on-demand",
         )
         manager = ModelManager(
             load_options,
             executors,
             on_change,
             self.workers.let_go,
-            may_be_empty=options.model_control_mode == "explicit",
+            may_be_empty=options.model_control_mode in ("explicit", "on-demand"),
+            # A request for a broken model shall not take the server from its load balancer.
+            failures_count=options.model_control_mode != "on-demand",
             # Whoever may not list the models shall not be told their names.
             suggests_names="model-repository" not in by_group(options.restricted_protocols, options.rest.restrictions)
             and self._access.gate is None,
@@ -483,7 +507,22 @@ class Server:
             on_change=on_change,
         )
 
-    def _make_view(self, manager: ModelManager, readiness: ServerReadiness) -> ServerView:
+    def _make_demand(self, manager: ModelManager, control: ModelControl) -> OnDemand | None:
+        options = self._options
+        if options.model_control_mode != "on-demand":
+            return None
+        return OnDemand(
+            self._first_load.repositories,
+            manager,
+            control,
+            budget=options.model_memory,
+            min_stay_s=options.model_min_stay_s,
+            parallel=options.parallel_loads,
+            poll_s=options.repository_poll_s,
+            cpus=self._placement.anywhere,
+        )
+
+    def _make_view(self, manager: ModelManager, readiness: ServerReadiness, demand: OnDemand | None) -> ServerView:
         workers, access, options = self.workers.all, self._access_log, self._options
 
         def dropped_log_lines() -> int:
@@ -505,4 +544,5 @@ class Server:
             response_cache=self._response_cache.statistics if self._response_cache is not None else lambda: None,
             metrics_models=options.metrics_models,
             traffic=lambda: traffic_counts(self.workers.infer, self._copies),
+            demand=lambda: None if demand is None else demand.state(sum(one.waited for one in self.workers.parking)),
         )

@@ -33,12 +33,14 @@ from toutates.infer.charging import ChargingInferService, ChargingRestInferServi
 from toutates.infer.inflight import Inflight, share
 from toutates.infer.observing import Observer, Sampling
 from toutates.infer.parameter_notices import ParameterNotices
+from toutates.infer.parking import Parking
 from toutates.infer.regions import Regions
 from toutates.infer.rest.service import RestInferService
 from toutates.infer.service import InferService
 from toutates.infer.streaming import StreamInferService
 from toutates.infer.tracing.tracer import WorkerTraces
 from toutates.infer.traffic.copies import Copies
+from toutates.models.demand import Loader
 from toutates.models.manager import ModelManager
 from toutates.models.table import ModelTable
 from toutates.net import GrpcService, Worker
@@ -65,12 +67,14 @@ class WorkerServices:
         http: serves HTTP/1.1 to the connections of a listener of its own.
         management: serves TorchServe's management API; None on all workers but one, and where there is none.
         readiness: the worker's view of the server's readiness.
+        parking: where its requests wait for models; None where none are loaded on demand.
     """
 
     infer: tuple[InferService, ...]
     http: Service
     readiness: Readiness
     management: Service | None = None
+    parking: Parking | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +99,7 @@ class Services:
         regions: of shared memory, which clients have registered.
         copies: takes copies of requests for versions in the shadow of others.
         traffic: has the rules of aliases and traffic.
+        loader: loads models on demand; None where none are.
         parameter_notices: says which parameters of requests have no effect.
         torchserve_defaults: which versions TorchServe's clients mean by none.
     """
@@ -117,6 +122,7 @@ class Services:
     copies: Copies
     traffic: TrafficControl
     everywhere: Everywhere | None = None
+    loader: Loader | None = None
     parameter_notices: ParameterNotices = field(default_factory=ParameterNotices)
 
     def attach(self, worker: Worker, number: int, *, ready: bool) -> WorkerServices:
@@ -132,6 +138,7 @@ class Services:
         def get_table() -> ModelTable:
             return self.manager.table
 
+        parking = None if self.loader is None else Parking(worker, self.loader)
         readiness = Readiness(serving=ready)
         inflight = self._inflight(number)
         side = worker.side
@@ -140,7 +147,7 @@ class Services:
         text_doors = doors
         if self.text_gate is not self.gate:
             text_doors = Doors(self.secrets, None if self.text_gate is None else WorkerGate(self.text_gate, worker))
-        inferences = infer, stream_infer, rest_infer = self._inferences(worker, inflight, gate)
+        inferences = infer, stream_infer, rest_infer = self._inferences(worker, inflight, gate, parking)
         observed = Observer(RestTransport(worker))
         text_traces = WorkerTraces(worker, observed, tracing.settings, tracing.put)
         text_observer = TextObserver(worker, rest_infer.counters, observed, text_traces)
@@ -158,6 +165,7 @@ class Services:
             self.everywhere,
             self.regions,
             self.traffic,
+            self.loader,
         )
         traces = [WorkerTraces(worker, one.observer, tracing.settings, tracing.put) for one in inferences]
         inference = (
@@ -172,11 +180,12 @@ class Services:
             options.restricted_protocols,
             reflection=options.grpc_reflection,
             gate=gate,
+            parking=parking,
         )
         grpc = GrpcService(worker, methods, options.grpc_compression, STATUSES)
         text = TextApis(
             plane,
-            TextWork(worker, side, get_table, text_observer, inflight),
+            TextWork(worker, side, get_table, text_observer, inflight, parking),
             text_doors,
             replace(options.text, limits=self._text_limits),
             min(options.rest.max_input_bytes, options.limits.max_message_size),
@@ -194,15 +203,16 @@ class Services:
             side,
             None if options.torchserve is None else self.torchserve_defaults,
             text,
+            parking,
         )
         http = HttpService(worker, rest)
         worker.service = ByFirstBytes(grpc, http)
         own = worker.service if worker.tls is not None else http
         management = self._management(worker, plane, grpc, doors) if number == 0 else None
-        return WorkerServices(inferences, own, readiness, management)
+        return WorkerServices(inferences, own, readiness, management, parking)
 
     def _inferences(
-        self, worker: Worker, inflight: Inflight | None, gate: WorkerGate | None
+        self, worker: Worker, inflight: Inflight | None, gate: WorkerGate | None, parking: Parking | None
     ) -> tuple[InferService, StreamInferService, RestInferService]:
         """Inference by each transport: where callers are known, with what asks for them."""
 
@@ -210,7 +220,7 @@ class Services:
             return self.manager.table
 
         grpc, rest = GrpcTransport(worker), RestTransport(worker)
-        shared = (inflight, self.parameter_notices, self.regions, self.copies)
+        shared = (inflight, self.parameter_notices, self.regions, self.copies, parking)
         if gate is None:
             return (
                 InferService(worker, grpc, get_table, *shared),

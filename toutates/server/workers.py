@@ -13,6 +13,7 @@ from typing import Any
 import trio
 
 from toutates.api.dataplane.readiness import Readiness
+from toutates.infer.parking import Parking
 from toutates.infer.service import InferService
 from toutates.net import Worker
 from toutates.net.connection import Service
@@ -40,6 +41,7 @@ class Workers:
     Attributes:
         all: the workers, by number; none before ``make``.
         infer: inference of each of them, by each transport.
+        parking: where requests of each of them wait for models; none where none are loaded on demand.
         cut_off_calls: calls that had no answer when the grace ended.
     """
 
@@ -47,6 +49,7 @@ class Workers:
         self.all: list[Worker] = []
         self.infer: list[InferService] = []
         self.cut_off_calls = 0
+        self.parking: list[Parking] = []
         self._readiness: list[Readiness] = []
         self._http: list[Service] = []
         self._management: Service | None = None
@@ -75,6 +78,7 @@ class Workers:
             own = services.attach(worker, number, ready=ready)
             self.all.append(worker)
             self.infer += own.infer
+            self.parking += [] if own.parking is None else [own.parking]
             self._http.append(own.http)
             self._management = own.management or self._management
             self._readiness.append(own.readiness)

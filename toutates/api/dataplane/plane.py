@@ -27,12 +27,13 @@ from toutates.api.dataplane.traffic import NOTE, TrafficRequest, as_note, change
 from toutates.infer.regions import Regions
 from toutates.infer.tracing.settings import TraceSettings
 from toutates.models.config.describe import model_metadata
+from toutates.models.demand import NOT_LOADED, Loader
 from toutates.models.table import ModelTable
 from toutates.protocol import grpc_service_pb2 as pb
 from toutates.protocol.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from toutates.repositories.control.model_control import ModelControl
 from toutates.repositories.control.traffic import TrafficControl
-from toutates.system.errors import ModelNotReady, Unavailable, UnknownModel
+from toutates.system.errors import ModelNotReady, NotLoaded, Unavailable, UnknownModel
 from toutates.system.logs.control import LogControl
 
 __all__ = ["EXTENSIONS", "DataPlane", "ServerIdentity", "health_response"]
@@ -72,6 +73,7 @@ class DataPlane:
         everywhere: has calls carried out in all processes of the server; None where there is but one.
         regions: of shared memory, which clients register; None for a server that has none.
         traffic: has the rules of aliases and traffic; None where nothing can change them.
+        loader: loads models on demand; None where none are.
 
     Attributes:
         get_table: returns the model table. Most answers stay the same as long as it returns the same table.
@@ -90,7 +92,9 @@ class DataPlane:
         everywhere: Everywhere | None = None,
         regions: Regions | None = None,
         traffic: TrafficControl | None = None,
+        loader: Loader | None = None,
     ) -> None:
+        self._loader = loader
         self.get_table = get_table
         self.readiness = readiness
         self.regions = regions or Regions()
@@ -143,6 +147,8 @@ class DataPlane:
         """Answer ModelReady. An unknown model is no error but not ready: clients of Triton rely on that."""
         try:
             self.refuse_unless_model_ready(request)
+        except NotLoaded:
+            raise  # one version of it is asked for: it is loaded, and then known
         except (UnknownModel, ModelNotReady):
             return pb.ModelReadyResponse(ready=False)
         return pb.ModelReadyResponse(ready=True)
@@ -150,10 +156,22 @@ class DataPlane:
     def refuse_unless_model_ready(self, request: pb.ModelReadyRequest) -> None:
         """Say why a model is not ready.
 
+        A model that is loaded on demand is ready before it is loaded: clients ask before they send a request, and their
+        request would be answered. But for one version of it somebody has to look.
+
         Raises:
+            NotLoaded: it has to be loaded, to know whether it has the version.
             RequestError: it is not.
         """
-        version = self.get_table().find(request.name, request.version)
+        try:
+            version = self.get_table().find(request.name, request.version)
+        except NotLoaded:
+            if request.version:
+                raise
+            failure = self._loader.failure_of(request.name) if self._loader is not None else None
+            if failure is not None:
+                raise failure from None
+            return
         if not version.has_code():
             raise ModelNotReady(
                 f"Request for unknown model: '{request.name}' version {version.number} is not at ready state"
@@ -220,6 +238,9 @@ class DataPlane:
         if not self.loads_on_request or request.repository_name or request.ready:
             return repository_index(self.get_table(), request)
         names = await self._control.names()
+        if self._loader is not None:
+            # Of any number of models: beside this thread, which loads others meanwhile.
+            return await trio.to_thread.run_sync(repository_index, self.get_table(), request, names, NOT_LOADED)
         if self.has_many:
             return await trio.to_thread.run_sync(repository_index, self.get_table(), request, names)
         return repository_index(self.get_table(), request, names)

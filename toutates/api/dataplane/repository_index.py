@@ -14,7 +14,7 @@ ModelIndex = RepositoryIndexResponse.ModelIndex
 
 
 def repository_index(
-    table: ModelTable, request: RepositoryIndexRequest, names: Iterable[str] = ()
+    table: ModelTable, request: RepositoryIndexRequest, names: Iterable[str] = (), not_loaded: str = ""
 ) -> RepositoryIndexResponse:
     """Answer RepositoryIndex. With ``ready`` only versions that can answer are listed.
 
@@ -22,6 +22,7 @@ def repository_index(
         table: the model table.
         request: the request.
         names: names of models in the repositories. Models that were never loaded have no version and no state.
+        not_loaded: why these are UNAVAILABLE, where they are loaded on demand; "" where they are not.
 
     Raises:
         Unsupported: the request names a repository; repositories have no names.
@@ -34,7 +35,8 @@ def repository_index(
         models.setdefault(name, ModelEntry(name))
     for _, model in sorted(models.items()):
         if not model.versions and not model.problem and not request.ready:
-            entries.append(ModelIndex(name=model.name))
+            state = ModelState.UNAVAILABLE.value if not_loaded else ""
+            entries.append(ModelIndex(name=model.name, state=state, reason=not_loaded))
         if model.problem and not request.ready:
             entries.append(
                 ModelIndex(name=model.name, state=ModelState.UNAVAILABLE.value, reason=f"Internal: {model.problem}")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from toutates.api.grpc.statuses import STATUSES
-from toutates.h2grpc import Call, HeaderField, Method, Status
+from toutates.h2grpc import Call, HeaderField, MessageReceived, Method, Status
 from toutates.infer.reading import request_id
 from toutates.infer.service import InferService
 from toutates.infer.tracing.context import parse_traceparent
@@ -34,6 +34,14 @@ class GrpcTransport:
     def fail(self, call: Call, error: RequestError) -> None:
         """End a call with the status and the text of an error."""
         call.fail(STATUSES[type(error)], str(error))
+
+    def hold(self, call: Any, size: int) -> None:
+        """Count bytes that are kept for a call, or for a message of a stream."""
+        stream = call.responder if isinstance(call, MessageReceived) else None
+        if stream is not None:
+            stream.hold(size)
+        elif call.link is not None:
+            call.link.connection.hold(call, max(call.held_bytes + size, 0))
 
     def status_of(self, error: type[RequestError] | None) -> Status:
         """The status of a kind of error; OK for None."""

@@ -17,11 +17,13 @@ from toutates.api.grpc.access import Limited, awaiting, guarded, limited
 from toutates.api.grpc.guards import restricted
 from toutates.api.grpc.health import health_methods
 from toutates.api.grpc.main_thread import on_main_thread
+from toutates.api.grpc.on_demand import waiting_for_model
 from toutates.api.grpc.reflection import reflection_methods
 from toutates.api.grpc.shared_answers import shared_answers
 from toutates.api.grpc.unary import unary
 from toutates.api.restrictions import RestrictedProtocol
 from toutates.h2grpc import Call, Method, UnaryHandler, method_table
+from toutates.infer.parking import Parking
 from toutates.infer.regions import Regions
 from toutates.net import Worker
 from toutates.protocol import grpc_service_pb2 as pb
@@ -34,6 +36,8 @@ Request = TypeVar("Request", bound=Message)
 Adapter = Callable[..., UnaryHandler]
 
 SERVICE: Final = "/inference.GRPCInferenceService/"
+#: RPCs that may need a model that is not loaded yet.
+_OF_ONE_MODEL: Final = ("ModelReady", "ModelMetadata", "ModelConfig")
 
 
 def build_methods(
@@ -45,6 +49,7 @@ def build_methods(
     *,
     reflection: bool = True,
     gate: WorkerGate | None = None,
+    parking: Parking | None = None,
 ) -> Mapping[bytes, Method]:
     """All methods as one worker serves them, by path.
 
@@ -56,6 +61,7 @@ def build_methods(
         restrictions: RPCs that only callers with a secret may use.
         reflection: whether server reflection is offered.
         gate: knows callers; None where everybody is let in.
+        parking: where calls wait for models that are loaded on demand; None where none are.
     """
     kept = partial(shared_answers, worker=worker, get_table=plane.get_table)
     awaited = partial(on_main_thread, queue, worker)
@@ -122,6 +128,8 @@ def build_methods(
             else unary(pb.CudaSharedMemoryUnregisterRequest, regions(shared_memory.unregister_cuda))
         ),
     }
+    for name in _OF_ONE_MODEL:
+        handlers[name] = waiting_for_model(handlers[name], parking, worker)
     methods = [
         *inference,
         *(Method(SERVICE + name, unary=handler) for name, handler in handlers.items()),
@@ -131,7 +139,7 @@ def build_methods(
     with_secrets = restricted(methods, restrictions)
     if gate is None:
         return method_table(with_secrets)
-    for_limited = _for_limited(plane, awaited)
+    for_limited = _for_limited(plane, awaited, parking, worker)
     return method_table(guarded(method, gate, for_limited) for method in with_secrets)
 
 
@@ -190,11 +198,11 @@ def _changes(
     return handle
 
 
-def _for_limited(plane: DataPlane, awaited: Adapter) -> Mapping[str, Limited]:
+def _for_limited(plane: DataPlane, awaited: Adapter, parking: Parking | None, worker: Worker) -> Mapping[str, Limited]:
     """By path, what answers callers who may use some models only: their answers are shared with nobody."""
 
     def at_once(request_type: type[Message], answer: Callable[[Any], Message]) -> Limited:
-        return lambda caller: unary(request_type, limited(caller, answer))
+        return lambda caller: waiting_for_model(unary(request_type, limited(caller, answer)), parking, worker)
 
     def later(request_type: type[Message], answer: Callable[[Any], Awaitable[Message]]) -> Limited:
         return lambda caller: awaited(request_type, awaiting(caller, answer))

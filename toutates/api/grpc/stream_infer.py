@@ -334,6 +334,11 @@ class InferStream:
         """Answer a request that was not accepted."""
         self._answer(message, error_response(text, id_field_of(message.buffer, message.start, message.end)))
 
+    def hold(self, size: int) -> None:
+        """Count bytes of requests that wait for their model; negative ones when they are let go."""
+        self._keep(size)
+        self.unusual = True  # too many of them keep further messages back
+
     def _answer(self, message: MessageReceived, answer: bytes) -> None:
         """Answer a request, in its turn."""
         if not message.open:
@@ -388,8 +393,7 @@ class InferStream:
     def set_apart(self, message: MessageReceived) -> None:
         """See ``infer.streaming.StreamResponder``, here and below."""
         if message not in self._apart:
-            assert self.order[-1] is message  # it has just come
-            self.order.pop()
+            self.order.remove(message)  # nearly always the last one, but it may have waited for its model
             self._apart[message] = None
             self.unusual = True
 

@@ -21,10 +21,12 @@ from toutates.api.limited import check_names, only
 from toutates.api.rest.answers import METHOD_NOT_ALLOWED, NOT_FOUND, Answer, error_answer, refusal
 from toutates.api.rest.calls import Purpose, RestHttpCall
 from toutates.api.rest.endpoints import Route, find_route
+from toutates.api.rest.on_demand import waiting_for_model
 from toutates.api.rest.slow_answers import SlowAnswers
 from toutates.api.restrictions import RestrictedProtocol
 from toutates.api.torchserve.predictions import Defaults, Predictions
 from toutates.http1 import Head, Refused
+from toutates.infer.parking import Parking
 from toutates.infer.rest.call import Asked, Asks
 from toutates.infer.rest.service import RestInferService
 from toutates.infer.tracing.context import parse_traceparent
@@ -95,6 +97,7 @@ class RestHandler:
         side: the worker's thread for what takes long.
         torchserve: has TorchServe's inference API served too; None for not.
         text: has the APIs for text; None for none.
+        parking: where requests wait for models that are loaded on demand; None where none are.
     """
 
     call_class: type[HttpCall] = RestHttpCall
@@ -112,6 +115,7 @@ class RestHandler:
         side: SideThread,
         torchserve: Defaults | None = None,
         text: Api | None = None,
+        parking: Parking | None = None,
     ) -> None:
         self._worker = worker
         self._plane = plane
@@ -124,6 +128,7 @@ class RestHandler:
         self._slow = SlowAnswers(worker, side, plane.get_table)
         self._doors = doors
         self._text = text
+        self._parking = parking
         self._predictions: Predictions | None = None
         if torchserve is not None:
             most = min(settings.max_input_bytes, worker.limits.max_message_size)
@@ -167,7 +172,10 @@ class RestHandler:
                 return self._admit_answer(head, refusal(error))
             most = self._worker.limits.max_message_size
             return _admit(head, doors.within(visit, partial(self._ask, route)), most)
-        return _admit(head, doors.within(visit, partial(self._ask, route)), MAX_BODY)
+        ask: Callable[[RestHttpCall], None] = partial(self._ask, route)
+        if route.model:
+            ask = waiting_for_model(ask, self._parking, self._worker)
+        return _admit(head, doors.within(visit, ask), MAX_BODY)
 
     def fail(self, call: RestHttpCall, error: RequestError) -> None:
         """Answer a request with an error."""

@@ -28,6 +28,10 @@ class RestTransport:
         """Answer a call with the status and the text of an error."""
         call.fail(error)
 
+    def hold(self, call: RestHttpCall, size: int) -> None:
+        """Count bytes that are kept for a request."""
+        call.hold(size)
+
     def status_of(self, error: type[RequestError] | None) -> HTTPStatus:
         """The status of a kind of error; OK for None."""
         return HTTPStatus.OK if error is None else STATUSES[error]

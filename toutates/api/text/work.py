@@ -16,6 +16,7 @@ from typing import Any, Final
 from toutates.access.callers import Caller
 from toutates.api.rest.answers import Answer, access_fields
 from toutates.api.rest.calls import RestHttpCall
+from toutates.api.rest.on_demand import WaitingCall
 from toutates.api.text.lookup import ANY, Lookup
 from toutates.api.text.observing import TextObserver
 from toutates.api.text.problems import Problem, as_problem
@@ -23,11 +24,12 @@ from toutates.api.text.reading import LARGE_BYTES
 from toutates.api.text.routes import Asked, Form, Page, Route, Stepwise
 from toutates.backends.text.interface import Float32, SparseVector, TextModel, TextOptions, TextResult
 from toutates.infer.inflight import Inflight
+from toutates.infer.parking import Parking
 from toutates.models.table import ModelTable
 from toutates.net import Worker
 from toutates.net.side_thread import SideThread, outcome_of
 from toutates.protocol.strings import rest
-from toutates.system.errors import Cancelled, ExecutionFailed, Overloaded, RequestError
+from toutates.system.errors import Cancelled, ExecutionFailed, NotLoaded, Overloaded, RequestError
 
 __all__ = ["TextWork"]
 
@@ -50,6 +52,7 @@ class TextWork:
         get_table: returns the table of models as it is now.
         observer: counts and observes the requests.
         inflight: bounds the requests that wait for their answer; None for no bound.
+        parking: where requests wait for models that are loaded on demand; None where none are.
     """
 
     def __init__(
@@ -59,7 +62,9 @@ class TextWork:
         get_table: Callable[[], ModelTable],
         observer: TextObserver,
         inflight: Inflight | None = None,
+        parking: Parking | None = None,
     ) -> None:
+        self.parking = parking
         self.worker = worker
         self.observer = observer
         self.inflight = inflight
@@ -262,10 +267,28 @@ class _Request:
             else:
                 self.end(None)
                 work.send(call, self._route, asked)
+        except NotLoaded as missing:
+            self._wait(missing, asked)
         except RequestError as error:
             self.end(error)
         except Exception as error:
             self._fail(error)
+
+    def _wait(self, missing: NotLoaded, asked: Any) -> None:
+        """Go on once the model is there."""
+        parking, call = self._work.parking, self._call
+        size = max(self.held, len(call.body))
+        try:
+            if parking is None:
+                raise missing
+            parking.check(missing.model, size)
+        except RequestError as error:
+            self.end(error)
+            return
+        if not self.held:
+            self.hold(size)
+        again = WaitingCall(call, partial(self.go_on, asked), self._work.worker, self.end, partial(self.end, None))
+        parking.park(missing.model, again, size)
 
     def _compute(self, asked: Asked) -> None:
         call, work = self._call, self._work

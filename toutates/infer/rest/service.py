@@ -15,6 +15,7 @@ from toutates.infer.answers import Answers, RequestContext
 from toutates.infer.call import Transport
 from toutates.infer.inflight import Inflight
 from toutates.infer.parameter_notices import ParameterNotices
+from toutates.infer.parking import Parking
 from toutates.infer.reading import MAX_ID_BYTES, id_too_long
 from toutates.infer.regions import Regions
 from toutates.infer.rest.answers import GenerateResponses, RestAnswers
@@ -37,7 +38,7 @@ from toutates.protocol.rest.request import LARGE_JSON_BYTES, Form, InferRequest,
 from toutates.protocol.sequence_parameters import Said, said_in
 from toutates.protocol.signature import Signature
 from toutates.protocol.strings import rest
-from toutates.system.errors import Cancelled, ExecutionFailed, Overloaded, RequestError, Unsupported
+from toutates.system.errors import Cancelled, ExecutionFailed, NotLoaded, Overloaded, RequestError, Unsupported
 
 __all__ = ["RestInferService"]
 
@@ -46,7 +47,7 @@ class RestInferService(InferService):
     """Serves the inferences over REST of one worker. Its ports and plans are its own.
 
     Args:
-        worker, transport, get_table, inflight, notices, regions, copies: see ``InferService``.
+        worker, transport, get_table, inflight, notices, regions, copies, parking: see ``InferService``.
         side: reads and writes large JSON.
     """
 
@@ -60,8 +61,9 @@ class RestInferService(InferService):
         notices: ParameterNotices | None = None,
         regions: Regions | None = None,
         copies: Copies | None = None,
+        parking: Parking | None = None,
     ) -> None:
-        super().__init__(worker, transport, get_table, inflight, notices, regions, copies)
+        super().__init__(worker, transport, get_table, inflight, notices, regions, copies, parking)
         self._side = side
         self._layouts = self._cache.latest
 
@@ -338,18 +340,24 @@ class RestInferService(InferService):
             self.counters.parsed += 1
             version = self._find(asked.target.model, asked.target.version)
             self._infer_read(call, asked, version, outcome)
+        except NotLoaded as missing:  # it has left since the request came
+            try:
+                self._wait(missing.model, call, b"", partial(self._go_on_with, call, asked, 0, outcome))
+            except RequestError as error:
+                self._refuse_late(call, error)
         except RequestError as error:
             self._refuse_late(call, error)
         except Exception as error:
             self._refuse_late(call, ExecutionFailed("internal error"))
             self._transport.end_connection(call, error)
 
-    def _refuse_late(self, call: Any, error: RequestError) -> None:
-        if self._inflight is not None:
-            self._inflight.count -= 1
-        if call.context is not None:
-            self.observer.refused(call, error)
-        self._transport.fail(call, error)
+    def _message_of(self, call: Any) -> bytes:
+        """See ``InferService``: the memory of a large body is used again."""
+        return bytes(call.body)
+
+    def _put_back(self, call: Any, message: bytes) -> None:
+        """See ``InferService``."""
+        call.body = message
 
     def _identity(self, id_field: bytes) -> bytes:
         """See ``InferService``: here it is text of JSON."""

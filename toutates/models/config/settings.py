@@ -249,6 +249,7 @@ class ModelSettings:
         response_cache: whether its answers are kept, where the server has a response cache.
         latency_target_ms: within which requests are to be answered; what would be later is refused. 0 for no target.
         rate_limits: of the executors, in turn, where the server has the rate limiter; () for none.
+        pin: whether it stays in memory where models are loaded on demand.
     """
 
     backend: str = field(default="", compare=False)
@@ -284,6 +285,7 @@ class ModelSettings:
     response_cache: bool = False
     latency_target_ms: float = 0.0
     rate_limits: tuple[RateLimit, ...] = ()
+    pin: bool = False
 
     def rate_limit(self, executor: int) -> RateLimit:
         """What the rate limiter has to know of an executor, by its number from 0."""
@@ -342,6 +344,7 @@ def _ensemble_settings(section: Section) -> ModelSettings:
         labels=_labels(section.mapping("labels", "labels: {OUTPUT: labels.txt}")),
         ensemble=read_ensemble(section, batch_size if batching else 0),
         response_cache=bool(section.optional_flag("response_cache")),
+        pin=bool(section.optional_flag("pin")),
     )
     section.refuse_unknown_keys()
     return settings
@@ -384,6 +387,7 @@ def _model_settings(section: Section, backends: Sequence[str]) -> ModelSettings:
         ragged=read_ragged(section.mapping("ragged", "ragged: {inputs: {values: [-1, -1]}}")),
         sequences=read_sequences(section.mapping("sequences", "sequences: {strategy: direct}")),
         response_cache=bool(section.optional_flag("response_cache")),
+        pin=bool(section.optional_flag("pin")),
         latency_target_ms=section.optional_number("latency_target_ms", MAX_TARGET_MS, 20) or 0.0,
         rate_limits=tuple(
             _rate_limit(limit) for limit in section.sections("rate_limits", "rate_limits: [{resources: [{name: r}]}]")

@@ -141,6 +141,7 @@ PARAMETERS: Final = (
     "toutates.allocator",
     "toutates.latency_target_ms",
     "toutates.max_batch_elements",
+    "toutates.pin",
     "toutates.profiling.file_prefix",
     "toutates.profiling.stop_after_batches",
 )

@@ -53,6 +53,7 @@ _OWN: Final = (
     "toutates.capacity_bytes",
     "toutates.allocator",
     "toutates.latency_target_ms",
+    "toutates.pin",
 )
 _ALLOCATORS: Final[Mapping[str, Allocator]] = MappingProxyType({"cpu": "cpu", "cuda_pinned": "cuda_pinned"})
 _NUMBERS: Final = "a whole number"
@@ -114,6 +115,7 @@ class _Parameters:
             capacity_bytes=min(capacity_bytes, MAX_CAPACITY_BYTES) or None,
             allocator=self.read("toutates.allocator", _ALLOCATORS.get, settings.allocator, "cpu or cuda_pinned"),
             latency_target_ms=self.read("toutates.latency_target_ms", _milliseconds, 0.0, _MILLISECONDS),
+            pin=self.read("toutates.pin", _BOOLEANS.get, settings.pin, "true or false"),
         )
 
 

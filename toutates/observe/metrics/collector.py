@@ -65,6 +65,7 @@ class ServerCollector:
         self._processes = ProcessMetrics(view.processes) if view.processes() else None
         self._info = (view.identity.version, platform.python_version())
         self._plan_hits = 0
+        self._demand_hits = 0
         self.render_s = 0.0
 
     def scrape(self) -> Iterator[Family | None]:
@@ -105,6 +106,7 @@ class ServerCollector:
             triton_families(versions, others),
             self._response_cache(),
             self._traffic(),
+            self._demand(),
             self._server(table),
             self._workers(),
             executor_families(versions, others),
@@ -146,6 +148,27 @@ class ServerCollector:
         yield "toutates_shadow_slower_total", [(key, one.slower) for key, one in shadows]
         yield "toutates_shadow_seconds_total", [(key, one.shadow_ns / _NS) for key, one in shadows]
         yield "toutates_shadowed_seconds_total", [(key, one.sent_ns / _NS) for key, one in shadows]
+
+    def _demand(self) -> Iterator[Named]:
+        state = self._view.demand()
+        if state is None:
+            return
+        seen = sum(infer.observer.seen for infer in self._view.infer)
+        # A miss counts when the request comes, `seen` when it is answered; so the difference may fall for a moment.
+        self._demand_hits = max(self._demand_hits, seen - state.misses)
+        yield "toutates_on_demand_models", [((), state.indexed)]
+        yield "toutates_on_demand_loaded_models", [((), state.resident)]
+        yield "toutates_on_demand_waiting_models", [((), state.queued)]
+        yield "toutates_on_demand_memory_bytes", [((), state.used)]
+        if state.budget:
+            yield "toutates_on_demand_memory_capacity_bytes", [((), state.budget)]
+        yield "toutates_on_demand_hits_total", [((), self._demand_hits)]
+        yield "toutates_on_demand_misses_total", [((), state.misses)]
+        yield "toutates_on_demand_loads_total", [((), state.loads)]
+        yield "toutates_on_demand_load_seconds_total", [((), state.load_ns / _NS)]
+        yield "toutates_on_demand_load_failures_total", [((), state.failures)]
+        yield "toutates_on_demand_refusals_total", [((), state.refusals)]
+        yield "toutates_on_demand_evictions_total", [((), state.evictions)]
 
     def _server(self, table: ModelTable) -> Iterator[Named]:
         view = self._view

@@ -29,6 +29,7 @@ class Presence(Enum):
     TEXTS = "once an API for text has answered"
     TRAFFIC = "of names with traffic, once they were asked for"
     SHADOWS = "of names with a shadow, once a request was copied"
+    DEMAND = "with `--model-control-mode on-demand`"
     GPUS = "where NVML finds a GPU"
     PROCESSES = "with several processes (`--processes`)"
 

@@ -33,6 +33,7 @@ from toutates.engine.statistics import Occupancy, VersionStatistics
 from toutates.infer.counters import InferCounters
 from toutates.infer.observing import FirstSteps
 from toutates.infer.traffic.counting import TrafficCounts, sum_of
+from toutates.models.demand import DemandState
 from toutates.models.load_counters import LoadCounters
 from toutates.models.table import ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry
 from toutates.models.traffic.reading import read_document
@@ -226,6 +227,7 @@ class Replica:
         self.traces = (0, 0)
         self.response_cache: CacheStatistics | None = None
         self.traffic = TrafficCounts()
+        self.demand: DemandState | None = None
         self.warnings: list[RecentWarning] = []
         self._processes = [_Process() for _ in range(count)]
         self._versions: dict[_Key, _Version] = {}
@@ -355,6 +357,9 @@ class Replica:
         caches = [report.response_cache for report in reports if report.response_cache is not None]
         self.response_cache = _sum_of(caches, CacheStatistics) if caches else None
         self.traffic = sum_of([self._past_traffic, *map(_traffic_of, reports)])
+        demands = [report.demand for report in reports if report.demand is not None]
+        # All of them have the same index.
+        self.demand = replace(_sum_of(demands, DemandState), indexed=demands[0].indexed) if demands else None
         self._add_up_repositories([one for report in reports for one in report.repositories])
         self.warnings = sorted((one for report in reports for one in report.warnings), key=lambda one: one.time_s)
 

@@ -18,6 +18,7 @@ from toutates.engine.statistics import VersionStatistics
 from toutates.infer.counters import InferCounters
 from toutates.infer.traffic.copies import ShadowCounts
 from toutates.infer.traffic.counting import NewestOr
+from toutates.models.demand import DemandState
 from toutates.models.load_counters import LoadCounters
 from toutates.models.table import ModelState, ModelTable, ServedVersion
 from toutates.net.housekeeping import Traffic
@@ -138,7 +139,8 @@ class Report:
         models: the table of models; None where it is the same as in the last report.
         complete: whether the initial load has ended.
         statistics: of every version that is loaded, in the order of ``models``.
-        workers, infer, loading, repositories, dropped_log_lines, traces, response_cache: as ``ServerView`` has them.
+        workers, infer, loading, repositories, dropped_log_lines, traces, response_cache, demand: as ``ServerView``
+            has them.
         warnings: the last ones of the log.
         traffic, shadows: see ``TrafficCounts``.
         rules: of aliases and traffic, as JSON, and what is wrong with them; None where ``models`` is.
@@ -158,6 +160,7 @@ class Report:
     traffic: list[tuple[NewestOr, int]] = field(default_factory=list)
     shadows: list[tuple[NewestOr, ShadowCounts]] = field(default_factory=list)
     rules: tuple[bytes, str] | None = None
+    demand: DemandState | None = None
 
 
 _STATES: Final = frozenset(state.value for state in ModelState)
@@ -251,6 +254,7 @@ class Reporter:
             view.traces(),
             list(self._warnings.latest()),
             view.response_cache(),
+            demand=view.demand(),
         )
         counts = view.traffic()
         if models is not None:

@@ -3,6 +3,7 @@
     none        what is there at the start, for good
     poll        what is there: every few seconds the repositories are looked at, and what has changed is loaded
     explicit    what was asked for, by a flag or by RepositoryModelLoad
+    on-demand   what requests need, see ``on_demand``; and what was asked for, as with explicit
 
 A poll looks twice, a moment apart, and leaves what differs in the two for the next one: somebody is writing there.
 What failed to load is tried again when it has changed, or when its repository could not be reached. A repository that
@@ -17,10 +18,10 @@ All methods are for the thread of the manager; whatever blocks is done in others
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
@@ -43,15 +44,47 @@ from toutates.system.errors import (
     NotInRepository,
     NotPolled,
     PartlyLoaded,
+    RequestError,
     ToutatesError,
+    UnknownModel,
 )
 
-__all__ = ["MAX_SETTLE_S", "ModelControl"]
+__all__ = ["MAX_SETTLE_S", "Demand", "ModelControl"]
 
 logger = logging.getLogger(__name__)
 
 #: Seconds between the two looks of a poll, at most.
 MAX_SETTLE_S: Final = 1.0
+
+
+class Demand(Protocol):
+    """What loads models on demand, as far as it has to know of other changes."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of the models in the repositories, in any order."""
+        ...
+
+    @property
+    def unready_reason(self) -> str:
+        """Why it keeps the server from being ready; "" if it does not."""
+        ...
+
+    def note_changes(self, asked_for: str = "") -> None:
+        """Models were loaded or unloaded.
+
+        Args:
+            asked_for: the one that was loaded on request; "" for none.
+        """
+        ...
+
+    def note_unloaded(self, model: str) -> None:
+        """A model was unloaded on request."""
+        ...
+
+
+#: Waits until there is room in memory for a model whose files are here. It may raise RequestError.
+MakeRoom = Callable[[ModelFolder], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -86,6 +119,9 @@ class ModelControl:
         cpus: where threads run, see ``placement.running_on``.
         passed_over: which has told the log of directories that are no models, at the start.
         on_change: called when ``unready_reason`` may have changed.
+
+    Attributes:
+        demand: what loads models on demand; None in the other modes.
     """
 
     def __init__(
@@ -100,6 +136,7 @@ class ModelControl:
         passed_over: PassedOver | None = None,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
+        self.demand: Demand | None = None
         self._on_change = on_change
         #: repositories that have not answered since the start, by name; replaced as a whole, since others read it
         self._late: Mapping[str, Late] = {}
@@ -120,7 +157,7 @@ class ModelControl:
     @property
     def explicit(self) -> bool:
         """Whether models are loaded and unloaded by request."""
-        return self._mode == "explicit"
+        return self._mode in ("explicit", "on-demand")
 
     @property
     def late(self) -> Collection[str]:
@@ -130,6 +167,8 @@ class ModelControl:
     @property
     def unready_reason(self) -> str:
         """Why the repositories keep the server from being ready, a sentence without a full stop; "" if they do not."""
+        if self.demand is not None and (reason := self.demand.unready_reason):
+            return reason
         unknown = [one for one in self._late.values() if one.listed_s is None]
         if not unknown:
             return ""
@@ -295,7 +334,12 @@ class ModelControl:
             await self._load_members(error.missing, {name})
             if not self._manager.answers(name):
                 await self._load(name, config, files)  # what is wrong now, or at last not any more
+        finally:
+            if self.demand is not None:
+                self.demand.note_changes()
         self._known.setdefault(name, _Known()).asked_for = True
+        if self.demand is not None:
+            self.demand.note_changes(asked_for=name)
 
     async def load_missing(self) -> None:
         """Load what served models are made of, and of which nothing is served."""
@@ -385,6 +429,8 @@ class ModelControl:
             needed = any(member in self._manager.members(other) for other in self._manager.table.models)
             if known is not None and not known.asked_for and not needed:
                 await self.unload(member, dependents=True)
+        if self.demand is not None:
+            self.demand.note_unloaded(name)
 
     async def _unload(self, name: str) -> None:
         async with self._manager.turn(name) as turn:
@@ -402,6 +448,8 @@ class ModelControl:
 
     async def names(self) -> Sequence[str]:
         """Names of the models in the repositories, sorted; as far as these can be read, from before otherwise."""
+        if self.demand is not None:
+            return sorted(self.demand.names)
         asked = trio.current_time()
         async with self._index_turn:
             if self._names_seen < asked:  # else somebody has looked while this one waited
@@ -424,6 +472,53 @@ class ModelControl:
             raise NotInRepository(f"{failed(name)}: {self._looks.told.last(f'model {name}') or 'two have it'}")
         return found
 
+    # --- on demand ---------------------------------------------------------------------------------------------------
+
+    async def load_on_demand(
+        self, name: str, repository: Repository, folder: ModelFolder | None, make_room: MakeRoom
+    ) -> None:
+        """Load a model because a request needs it, unless it is served by now.
+
+        Args:
+            name: of the model.
+            repository: that has it.
+            folder: what a scan says of it; None if it has to be looked at.
+            make_room: waits until there is room for it.
+
+        Raises:
+            ModelLoadError: all or some of it cannot be served.
+            RequestError: it is not there, or there is no room.
+        """
+        async with self._manager.turn(name) as turn:
+            entry = self._manager.entry(name)
+            if entry is not None and not entry.may_be_loaded:
+                return
+            known = self._known.setdefault(name, _Known())
+            try:
+                try:
+                    found, fetched = await in_thread(self._cpus, partial(_look_and_fetch, repository, name, folder))
+                except RequestError:
+                    raise
+                except ToutatesError as error:
+                    raise NotInRepository(f"{failed(name)}: {error}") from error
+                known.tried = found.identity
+                await self._load_fetched(turn, repository, fetched, known, all_or_none=False, make_room=make_room)
+            except BaseException:
+                if known.held is None:
+                    self._known.pop(name, None)
+                raise
+
+    def forget(self, name: str) -> None:
+        """A model has left memory: its files are not in use any more."""
+        known = self._known.pop(name, None)
+        if known is not None:
+            self._release(known)
+
+    def is_made_up(self, name: str) -> bool:
+        """Whether a model is served otherwise than its repository has it, so that it cannot be had from there again."""
+        known = self._known.get(name)
+        return known is not None and (known.uploaded or known.override is not None)
+
     # --- both --------------------------------------------------------------------------------------------------------
 
     async def _load_found(
@@ -442,9 +537,27 @@ class ModelControl:
             folder = await in_thread(self._cpus, fetch)
         except ToutatesError as error:
             raise NotInRepository(f"{failed(name)}: {error}") from error
+        await self._load_fetched(
+            turn, found.repository, folder, known, overridden=override is not None, all_or_none=all_or_none
+        )
+
+    async def _load_fetched(
+        self,
+        turn: ModelTurn,
+        repository: Repository,
+        folder: ModelFolder,
+        known: _Known,
+        *,
+        overridden: bool = False,
+        all_or_none: bool,
+        make_room: MakeRoom | None = None,
+    ) -> None:
+        """The same of a model that was fetched."""
         is_served = False
         try:
-            await turn.load(folder, overridden=override is not None, all_or_none=all_or_none)
+            if make_room is not None and not folder.problem:
+                await make_room(folder)
+            await turn.load(folder, overridden=overridden, all_or_none=all_or_none)
             is_served = True
         except PartlyLoaded:
             is_served = True
@@ -452,9 +565,9 @@ class ModelControl:
         finally:
             if is_served:
                 self._release(known)
-                known.held = Found(found.repository, folder)
+                known.held = Found(repository, folder)
             elif not folder.problem:
-                found.repository.release(folder)
+                repository.release(folder)
 
     def _came_from(self, repository: str) -> Collection[str]:
         """Names of the models that were last loaded from a repository, or could not be."""
@@ -464,3 +577,32 @@ class ModelControl:
         if known.held is not None:
             known.held.repository.release(known.held.folder)
             known.held = None
+
+
+def _look_and_fetch(repository: Repository, name: str, folder: ModelFolder | None) -> tuple[Found, ModelFolder]:
+    """A model as it is in a repository, and with its files at hand. Blocks.
+
+    Args:
+        repository: that has it.
+        name: of the model.
+        folder: what a scan says of it; None if it has to be looked at.
+
+    Raises:
+        UnknownModel: it is not there, or is no model.
+        ToutatesError: it cannot be read.
+    """
+    found = Found(repository, folder or _look_for(repository, name))
+    return found, obtain(repository, found.folder, lambda done, total: None)
+
+
+def _look_for(repository: Repository, name: str) -> ModelFolder:
+    """A model in a repository. Blocks.
+
+    Raises:
+        UnknownModel: it is not there, or is no model.
+        ToutatesError: the repository cannot be read.
+    """
+    for folder in repository.scan([name]):
+        if folder.name == name and not folder.passed_over:
+            return folder
+    raise UnknownModel(f"Request for unknown model: '{name}' is not found")

@@ -6,6 +6,6 @@ from typing import Literal
 
 __all__ = ["CONTROL_MODES", "ControlMode"]
 
-ControlMode = Literal["none", "poll", "explicit"]
+ControlMode = Literal["none", "poll", "explicit", "on-demand"]
 
-CONTROL_MODES: tuple[ControlMode, ...] = ("none", "poll", "explicit")
+CONTROL_MODES: tuple[ControlMode, ...] = ("none", "poll", "explicit", "on-demand")

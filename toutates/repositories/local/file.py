@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from toutates.models.config.pbtxt import PBTXT_NAME
@@ -31,6 +31,10 @@ class FileRepository(LocalRepository):
     def advice(self) -> str:
         """See ``Repository.advice``: there is always the model."""
         return ""
+
+    def index(self) -> Mapping[str, ModelFolder | None]:
+        """See ``Repository.index``."""
+        return {self._model: None}
 
     def _scan(self, only: Collection[str] | None) -> list[ModelFolder]:
         if only is not None and self._model not in only:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from toutates.models.config.misplaced import loose_graphs
-from toutates.models.repository import ModelFolder, scan
+from toutates.models.repository import ModelFolder, model_names, scan
 from toutates.repositories.interface import (
     Progress,
     Recalled,
@@ -60,6 +60,17 @@ class LocalRepository:
             for problem in self._told.news("loose graphs", loose_graphs(self._root)):
                 logger.warning("%s", problem)
         return found
+
+    def index(self) -> Mapping[str, ModelFolder | None]:
+        """See ``Repository.index``: the names of the directories."""
+        names = None
+        try:
+            names = model_names(self._root, self._asked_by)
+        finally:
+            self._statistics = RepositoryStatistics(answers=names is not None, listed_s=time.time())
+        if names:
+            return dict.fromkeys(names)
+        return {folder.name: None for folder in self.scan() if not folder.passed_over}
 
     def _scan(self, only: Collection[str] | None) -> list[ModelFolder]:
         folders = scan(self._root, only, asked_by=self._asked_by, lone_name=self._lone_name)

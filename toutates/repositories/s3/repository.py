@@ -99,6 +99,17 @@ class S3Repository:
             self._answers, self._unreachable, self._listed_s = True, "", time.time()
         return [self._describe(files) for files in models.values()]
 
+    def index(self) -> Mapping[str, ModelFolder | None]:
+        """See ``Repository.index``: a listing, or the last one where the service does not answer."""
+        try:
+            folders = self.scan()
+        except RepositoryError as error:
+            recalled = self.recall(None, str(error))
+            if recalled is None:
+                raise
+            folders = recalled.folders
+        return {folder.name: folder for folder in folders if not folder.passed_over}
+
     def recall(self, only: Collection[str] | None, reason: str) -> Recalled | None:
         """See ``Repository.recall``: from the listing of the whole repository, or those of the models wanted."""
         whole = self._listings.recall(self._prefixes(None)[0])

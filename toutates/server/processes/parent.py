@@ -395,6 +395,7 @@ class Parent:
             response_cache=lambda: replica.response_cache,
             traffic=lambda: replica.traffic,
             metrics_models=self._options.metrics_models,
+            demand=lambda: replica.demand,
         )
 
     def _states(self) -> Sequence[ProcessState]:

@@ -82,6 +82,7 @@ def shared_options(options: Options, grpc_addr: Address, http_addr: Address | No
             max_buffered_bytes=max(1, (options.max_buffered_bytes or available_memory() // 2) // count),
             max_inflight_requests=None if inflight is None else share(inflight, count, number),
             response_cache_bytes=options.response_cache_bytes // count,
+            model_memory=None if options.model_memory is None else max(1, options.model_memory // count),
             warnings=options.warnings if number == 0 else (),
             torchserve=_torchserve(options.torchserve, number),
         )

@@ -1,0 +1,521 @@
+"""Models that are loaded when a request needs them (``--model-control-mode on-demand``).
+
+An index says which models there are, and none is opened for it. A request for one that is not in memory waits on
+its worker (``infer.parking``); here, on the main thread, the model is loaded once for all who want it:
+
+    want ─▶ queue, first in first out ─▶ its files ─▶ room in memory ─▶ loaded, in the table ─▶ done, for all
+             (--model-load-thread-count at a time)        │
+                                                          └── others leave, see ``models.residency``
+
+A model that cannot be loaded is not tried again for FAILURE_S, whatever asks for it: its error is remembered, and
+answers at once. What is remembered of names is bounded, and of names that are in no repository there is nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+import trio
+
+from toutates.models.demand import DemandCounters, DemandState
+from toutates.models.manager import ModelManager
+from toutates.models.memory_size import VERSION_BYTES, files_size
+from toutates.models.repository import ModelFolder
+from toutates.models.residency import Residency, Resident
+from toutates.models.table import ServedVersion
+from toutates.repositories.control.model_control import ModelControl
+from toutates.repositories.control.threads import in_thread
+from toutates.repositories.interface import Repository
+from toutates.repositories.opening import refuse_double
+from toutates.system.errors import (
+    ConfigurationError,
+    ExecutionFailed,
+    ModelLoadError,
+    ModelNotReady,
+    Overloaded,
+    RequestError,
+    ToutatesError,
+    Unavailable,
+    UnknownModel,
+)
+
+__all__ = ["OnDemand"]
+
+logger = logging.getLogger(__name__)
+
+#: For how long the error of a model that could not be loaded answers its requests. Seconds.
+FAILURE_S: Final = 10.0
+#: Models of which that is remembered; of more, the oldest errors are forgotten.
+MAX_FAILURES: Final = 1_000
+#: How long a model waits for room in memory. Seconds.
+PATIENCE_S: Final = 10.0
+#: How often it looks again while nothing has left: requests end and models become old without telling anybody.
+LOOK_S: Final = 0.02
+#: With so many models in memory a small part of the budget is kept free, so that loads need not wait for others to
+#: leave, and models leave several at a time, which costs less for each.
+MANY: Final = 256
+FREE_SHARE: Final = 64
+#: Models that leave at once, at most, so that the manager's thread has others to do soon.
+MOST_AT_ONCE: Final = 256
+
+Done = Callable[[RequestError | None], None]
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """A model that is to be loaded.
+
+    Attributes:
+        since_ns: when it was first asked for.
+        done: of all who wait.
+    """
+
+    since_ns: int
+    done: list[Done] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    error: RequestError
+    until_s: float
+
+
+class OnDemand:
+    """Loads models on demand (``models.demand.Loader``), and has them leave. Made on the main thread, in Trio.
+
+    Args:
+        repositories: that have the models; more may be added until ``begin``.
+        manager: loads and ends models.
+        control: knows which files are in use.
+        budget: bytes that models in memory may take; None for no bound.
+        min_stay_s: for so long a model stays after it was loaded.
+        parallel: models that are loaded at a time.
+        poll_s: seconds between two looks at the index.
+        cpus: where threads run, see ``placement.running_on``.
+        clock: Unix time.
+    """
+
+    def __init__(
+        self,
+        repositories: Sequence[Repository],
+        manager: ModelManager,
+        control: ModelControl,
+        *,
+        budget: int | None = None,
+        min_stay_s: float = 1.0,
+        parallel: int = 1,
+        poll_s: float = 15.0,
+        cpus: tuple[int, ...] = (),
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.counters = DemandCounters()
+        self._repositories = repositories
+        self._manager = manager
+        self._control = control
+        self._parallel = parallel
+        self._poll_s = poll_s
+        self._cpus = cpus
+        self._clock = clock
+        self._residency = Residency(budget, min_stay_s, clock)
+        self._token = trio.lowlevel.current_trio_token()
+        #: where each model is, and what is known of it without a look: nothing, of one in a directory
+        self._index: Mapping[str, tuple[Repository, ModelFolder | None]] = {}
+        self._unread: dict[str, str] = {}
+        self._wanted: dict[str, _Wanted] = {}
+        self._queue, self._next = trio.open_memory_channel[str](math.inf)
+        self._failures: OrderedDict[str, _Failure] = OrderedDict()
+        #: models that somebody has unloaded by request
+        self._unloaded: set[str] = set()
+        self._freed = trio.Event()
+        control.demand = self
+
+    # --- for workers -------------------------------------------------------------------------------------------------
+
+    def failure_of(self, model: str) -> RequestError | None:
+        """See ``Loader``."""
+        if model in self._unloaded:
+            return ModelNotReady(f"Request for unknown model: '{model}' was unloaded, and nobody has loaded it again")
+        failure = self._failures.get(model)
+        if failure is None or failure.until_s <= self._clock():
+            return None
+        return type(failure.error)(str(failure.error))  # of its own, for each thread that raises it
+
+    def want(self, model: str, done: Done) -> None:
+        """See ``Loader``."""
+        try:
+            self._token.run_sync_soon(self._want, model, done)
+        except trio.RunFinishedError:
+            done(Unavailable("Server exiting"))
+
+    # --- for whoever watches -----------------------------------------------------------------------------------------
+
+    def state(self, misses: int) -> DemandState:
+        """How it stands; any thread may ask.
+
+        Args:
+            misses: requests that had to wait so far.
+        """
+        residency, counters = self._residency, self.counters
+        return DemandState(
+            indexed=len(self._index),
+            resident=len(residency),
+            used=residency.used,
+            budget=residency.budget or 0,
+            queued=len(self._wanted),
+            misses=misses,
+            loads=counters.loads,
+            failures=counters.failures,
+            refusals=counters.refusals,
+            evictions=counters.evictions,
+            load_ns=counters.load_ns,
+        )
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of the models in the repositories, in any order."""
+        return list(self._index)
+
+    @property
+    def unready_reason(self) -> str:
+        """Why the index keeps the server from being ready; "" if it does not."""
+        for name, problem in self._unread.items():
+            return f"the models of '{name}' are not known: {problem}"
+        return ""
+
+    # --- the index ---------------------------------------------------------------------------------------------------
+
+    async def begin(self, *, all_must_answer: bool = False) -> None:
+        """Read the index for the first time, and take note of what is served already.
+
+        Args:
+            all_must_answer: whether a repository that cannot be read is an error.
+
+        Raises:
+            ConfigurationError: two repositories have a model of one name; or all must answer, and one has not.
+        """
+        began_s = time.monotonic()
+        await self._read_index(is_first=True, all_must_answer=all_must_answer)
+        self.note_changes()
+        seconds = time.monotonic() - began_s
+        logger.info("%d models are indexed, in %.2f s; each is loaded when one needs it", len(self._index), seconds)
+
+    async def _read_index(self, *, is_first: bool = False, all_must_answer: bool = False) -> None:
+        index: dict[str, tuple[Repository, ModelFolder | None]] = {}
+        for repository in self._repositories:
+            try:
+                found = await in_thread(self._cpus, repository.index, abandon_on_cancel=True)
+            except ToutatesError as error:
+                if all_must_answer:
+                    raise ConfigurationError(str(error)) from error
+                if repository.name not in self._unread:
+                    logger.error("the index of '%s' cannot be read: %s", repository.name, error)
+                if is_first:
+                    self._unread[repository.name] = str(error)
+                found = {name: one[1] for name, one in self._index.items() if one[0] is repository}
+            else:
+                self._unread.pop(repository.name, None)
+            for name, folder in found.items():
+                other = index.setdefault(name, (repository, folder))
+                if other[0] is not repository and is_first:
+                    refuse_double(name, other[0].name, repository.name)
+        if index.keys() != self._index.keys():
+            self._index = index
+            self._unloaded &= index.keys()
+            self._manager.set_loadable(index)
+        else:
+            self._index = index
+
+    # --- life --------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Load what is wanted, look at the index again and again, until cancelled."""
+        try:
+            async with trio.open_nursery() as nursery:
+                for _ in range(self._parallel):
+                    nursery.start_soon(self._load_for_ever)
+                nursery.start_soon(self._look_for_ever)
+                nursery.start_soon(self._forget_for_ever)
+        finally:
+            wanted, self._wanted = self._wanted, {}
+            for one in wanted.values():
+                for done in one.done:
+                    done(Unavailable("Server exiting"))
+
+    async def _look_for_ever(self) -> None:
+        while True:
+            await trio.sleep(self._poll_s)
+            try:
+                await self._read_index()
+            except Exception:
+                logger.exception("the index could not be read; it is tried again")
+
+    async def _forget_for_ever(self) -> None:
+        """Take models off the table that could not be loaded, once that is no news any more."""
+        while True:
+            await trio.sleep(1.0)
+            now = self._clock()
+            for name in [name for name, one in self._failures.items() if one.until_s <= now]:
+                self._forget_failure(name)
+            self._make_room_ahead()
+
+    # --- loads -------------------------------------------------------------------------------------------------------
+
+    def _want(self, model: str, done: Done) -> None:
+        wanted = self._wanted.get(model)
+        if wanted is not None:
+            wanted.done.append(done)
+            return
+        failure = self.failure_of(model)
+        if failure is not None:
+            done(failure)
+            return
+        entry = self._manager.entry(model)
+        if entry is not None and entry.served():
+            done(None)
+            return
+        self._wanted[model] = _Wanted(time.monotonic_ns(), [done])
+        self._queue.send_nowait(model)
+
+    async def _load_for_ever(self) -> None:
+        async for model in self._next:
+            error: RequestError | None = None
+            try:
+                await self._bring(model, ())
+            except RequestError as problem:
+                error = problem
+            except Exception:
+                logger.exception("model '%s' could not be loaded", model)
+                error = ExecutionFailed(f"model '{model}' cannot be loaded: internal error")
+            wanted = self._wanted.pop(model)
+            if error is None:
+                self.counters.loads += 1
+                self.counters.load_ns += time.monotonic_ns() - wanted.since_ns
+            else:
+                self._note_failure(model, error)
+            for done in wanted.done:
+                done(error)
+            self._make_room_ahead()
+
+    async def _bring(self, model: str, way: tuple[str, ...]) -> None:
+        """Load a model, and what it is made of.
+
+        Args:
+            model: its name.
+            way: names of those that are made of it, which are being loaded.
+
+        Raises:
+            RequestError: it cannot be loaded.
+        """
+        where = self._index.get(model)
+        if where is None:
+            raise UnknownModel(f"Request for unknown model: '{model}' is not found")
+        coming = 0
+
+        async def make_room(folder: ModelFolder) -> None:
+            nonlocal coming
+            size = 0
+            if self._residency.budget is not None:
+                size = await in_thread(self._cpus, partial(_expected_size, folder))
+            await self._make_room(model, size)
+            coming = size
+
+        missing: tuple[str, ...] = ()
+        try:
+            await self._control.load_on_demand(model, *where, make_room)
+        except ModelLoadError as error:
+            entry = self._manager.entry(model)
+            if entry is None or not entry.served():
+                raise ModelNotReady(f"model '{model}' cannot be loaded: {_one_line(error)}") from None
+            missing = error.missing  # and what is served is served
+        except RequestError:
+            raise
+        except ToutatesError as error:  # its repository cannot be read
+            raise ModelNotReady(f"model '{model}' cannot be loaded: {_one_line(error)}") from None
+        finally:
+            self._residency.coming -= coming
+        self._enter(model)
+        self._see_that_it_fits(model)
+        for member in missing:
+            if member not in (*way, model):
+                await self._bring_member(model, member, (*way, model))
+        for member in self._manager.members(model):
+            if member in self._index and not self._manager.answers(member) and member not in (*way, model):
+                await self._bring_member(model, member, (*way, model))
+        if missing and not self._manager.answers(model):
+            entry = self._manager.table.get(model)
+            reasons = [] if entry is None else [one.reason for one in entry.versions.values() if one.reason]
+            self._evict([model])
+            raise ModelNotReady(f"model '{model}' cannot be loaded: {'; '.join(reasons)}")
+
+    def _see_that_it_fits(self, model: str) -> None:
+        """It may have taken more memory than its files said.
+
+        Raises:
+            Overloaded: it takes more than there is for all models.
+        """
+        resident, budget = self._residency.get(model), self._residency.budget
+        if resident is not None and budget is not None and resident.size > budget:
+            self._evict([model])
+            self._refuse_larger(model, resident.size, budget)
+
+    async def _bring_member(self, model: str, member: str, way: tuple[str, ...]) -> None:
+        try:
+            await self._bring(member, way)
+        except RequestError as error:
+            logger.warning("model '%s' is made of '%s', which is not there: %s", model, member, error)
+
+    def _note_failure(self, model: str, error: RequestError) -> None:
+        if isinstance(error, Overloaded):
+            self.counters.refusals += 1
+            if not isinstance(error, _TooLarge):
+                return  # there may be room in a moment
+        else:
+            self.counters.failures += 1
+        self._failures[model] = _Failure(error, self._clock() + FAILURE_S)
+        while len(self._failures) > MAX_FAILURES:
+            self._forget_failure(next(iter(self._failures)))
+
+    def _forget_failure(self, model: str) -> None:
+        del self._failures[model]
+        self._manager.forget(model)
+
+    # --- memory ------------------------------------------------------------------------------------------------------
+
+    def note_changes(self, asked_for: str = "") -> None:
+        """Models were loaded or unloaded by request.
+
+        Args:
+            asked_for: the one that somebody has loaded; "" for none.
+        """
+        self._unloaded.discard(asked_for)
+        self._failures.pop(asked_for, None)
+        served = {name for name, model in self._manager.table.models.items() if model.served()}
+        for name in self._residency.names():
+            if name not in served:
+                self._residency.drop(name)
+        for name in served:
+            self._enter(name)
+        self._make_room_ahead()
+
+    def note_unloaded(self, model: str) -> None:
+        """Somebody has unloaded a model: requests do not load it until somebody does."""
+        if model in self._index:
+            self._unloaded.add(model)
+        self.note_changes()
+
+    def _enter(self, model: str) -> None:
+        """Note that a model is in memory."""
+        entry = self._manager.entry(model)
+        served = [] if entry is None else entry.served()
+        if not served:
+            return
+        known = self._residency.get(model)
+        self._residency.add(
+            Resident(
+                model,
+                sum(one.memory_bytes for one in served),
+                self._clock() if known is None else known.loaded_s,
+                partial(self._last_used_s, model),
+                partial(self._is_busy, model),
+                any(one.pinned for one in served) or self._control.is_made_up(model),
+                frozenset(self._manager.members(model)),
+            )
+        )
+
+    # Versions are looked up each time: who holds one keeps its memory.
+
+    def _served(self, model: str) -> Iterator[ServedVersion]:
+        entry = self._manager.entry(model)
+        yield from [] if entry is None else entry.served()
+
+    def _last_used_s(self, model: str) -> float:
+        stamps = [one.last_ms for version in self._served(model) for one in version.servable.counters.workers]
+        return max(stamps, default=0) / 1_000
+
+    def _is_busy(self, model: str) -> bool:
+        if model in self._wanted or not self._manager.is_free(model):
+            return True
+        return any(version.servable.statistics().occupancy.in_flight for version in self._served(model))
+
+    async def _make_room(self, model: str, size: int) -> None:
+        """Wait until there is room for a model, and have others leave; the room is then taken.
+
+        Raises:
+            Overloaded: there is none.
+        """
+        residency = self._residency
+        budget = residency.budget
+        if budget is not None:
+            self._refuse_larger(model, size, budget)
+            with trio.move_on_after(PATIENCE_S):
+                while (lacking := residency.lacking(size)) > 0:
+                    if lacking > residency.leaving and not self._evict(residency.choose(lacking - residency.leaving)):
+                        if not residency.may_become_free():
+                            break
+                        with trio.move_on_after(LOOK_S):
+                            await self._freed.wait()
+                    elif residency.leaving:
+                        await self._freed.wait()
+            if residency.lacking(size) > 0:
+                raise Overloaded(
+                    f"there is no room for model '{model}' of {size} bytes: models of {residency.used} bytes are in "
+                    f"memory and cannot leave now, and --model-memory is {budget}; try again later, or raise the flag"
+                )
+        residency.coming += size
+
+    @staticmethod
+    def _refuse_larger(model: str, size: int, budget: int) -> None:
+        if size > budget:
+            raise _TooLarge(f"model '{model}' takes {size} bytes, and --model-memory is {budget}; raise the flag")
+
+    def _make_room_ahead(self) -> None:
+        """Have models leave before there is no room, where many come and go, or loads took more than expected."""
+        residency = self._residency
+        if residency.budget is None:
+            return
+        free = residency.budget // FREE_SHARE if len(residency) >= MANY else 0
+        lacking = residency.lacking(free) - residency.leaving
+        if lacking > 0:
+            self._evict(residency.choose(lacking + free))
+
+    def _evict(self, names: Sequence[str]) -> bool:
+        """Have models leave; returns whether any does."""
+        free = [name for name in names if self._manager.is_free(name)][:MOST_AT_ONCE]
+        if not free:
+            return False
+        size = 0
+        for name in free:
+            resident = self._residency.drop(name)
+            size += 0 if resident is None else resident.size
+        self._residency.leaving += size
+        self.counters.evictions += len(free)
+
+        def ended() -> None:
+            self._residency.leaving -= size
+            freed, self._freed = self._freed, trio.Event()
+            freed.set()
+
+        self._manager.evict(free, ended)
+        for name in free:
+            self._control.forget(name)
+        return True
+
+
+class _TooLarge(Overloaded):
+    """A model takes more memory than all models may."""
+
+
+def _expected_size(folder: ModelFolder) -> int:
+    """What a model will take at least, bytes, by its files. Blocks."""
+    return sum(files_size(version) + VERSION_BYTES for version in folder.versions)
+
+
+def _one_line(error: Exception) -> str:
+    return "; ".join(line.rstrip(";") for line in str(error).splitlines())
