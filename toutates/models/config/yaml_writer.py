@@ -62,8 +62,8 @@ def write_yaml(settings: ModelSettings) -> str:
         _line("sequences", _sequences(settings.sequences), "requests do not belong together"),
         _line("response_cache", settings.response_cache),
         _line("latency_target_ms", _plain(settings.latency_target_ms), "none: requests wait as long as it takes"),
-        _line("pin", settings.pin),
         _line("rate_limits", [_rate_limit(own) for own in settings.rate_limits], "no resources, priority 1"),
+        _line("pin", settings.pin),
     ]
     return "\n".join(lines) + "\n"
 
