@@ -113,7 +113,7 @@ def load_version(
             served = with_turns(served, configuration.settings, arbiter)
         return replace(
             served,
-            memory_bytes=version_size(version, served.servable) if measured else 0,
+            memory_bytes=version_size(version, served.servable, served.sessions) if measured else 0,
             pinned=configuration.settings.pin,
             load_ns=time.monotonic_ns() - began_ns,
         )

@@ -39,10 +39,15 @@ def files_size(version: VersionFolder) -> int:
     return size
 
 
-def version_size(version: VersionFolder, servable: Servable) -> int:
-    """What a version that is loaded takes, bytes. Blocks."""
+def version_size(version: VersionFolder, servable: Servable, sessions: int) -> int:
+    """What a version that is loaded takes, bytes. Blocks.
+
+    Args:
+        version: where its files are.
+        servable: the version.
+        sessions: that have its weights, each by itself.
+    """
     statistics = servable.statistics()
-    sessions = max(1, statistics.executors)
     of_sessions = sessions * files_size(version) + (sessions - 1) * SESSION_BYTES
     return VERSION_BYTES + of_sessions + statistics.occupancy.buffer_bytes
 

@@ -130,6 +130,7 @@ class ServedVersion:
         has_code: whether something runs its code now. While nothing does, it is not ready, and requests wait or fail.
         memory_bytes: that it takes (``memory_size``).
         pinned: whether it stays in memory, where models leave it for others.
+        sessions: that have its weights, each by itself.
     """
 
     model: str
@@ -145,6 +146,7 @@ class ServedVersion:
     turns: TurnsMember | None = None
     memory_bytes: int = 0
     pinned: bool = False
+    sessions: int = 1
     calls: Calls = field(init=False)
     _decoupled: bool = field(init=False)
 

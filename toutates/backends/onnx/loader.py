@@ -132,7 +132,7 @@ class OnnxKind:
         if ragged is not None:
             backends = [RaggedBackend(session, ragged, signature, model) for session in sessions]
         served = self._describe(model, version.number, configuration, checked, tensors, backends, first.get_providers())
-        served = replace(served, labels=labels)
+        served = replace(served, labels=labels, sessions=1 + sum(session is not first for session in others))
         run_ns = warm_up(
             backends[:1] if first in others else backends, settings, checked.graph, model, version.model_dir
         )
