@@ -117,6 +117,16 @@ def test_busy_models_are_looked_at_in_vain_only_so_often() -> None:
     assert looks == MOST_LOOKS
 
 
+def test_nothing_is_remembered_of_models_that_have_left() -> None:
+    models = Models(100)
+    models.load("stays")
+    for number in range(5_000):
+        models.load(f"m{number}")
+        models.residency.drop(f"m{number}")
+    assert len(models.residency._heap) <= MOST_LOOKS + 4
+    assert models.leave(1) == ["stays"]
+
+
 def test_without_a_bound_nothing_is_remembered_of_uses() -> None:
     residency = Residency(None, 0.0, lambda: 0.0)
     residency.add(Resident("a", 1, 0.0, lambda: 0.0, lambda: False))

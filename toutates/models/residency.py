@@ -159,3 +159,11 @@ class Residency:
         self._marks += 1
         resident._mark = self._marks
         heapq.heappush(self._heap, (used_s, self._marks, resident.name))
+        if len(self._heap) > 2 * len(self._residents) + MOST_LOOKS:
+            # Of models that have left by request, or were loaded again, nothing comes to the top for long.
+            self._heap = [entry for entry in self._heap if self._is_current(entry)]
+            heapq.heapify(self._heap)
+
+    def _is_current(self, entry: tuple[float, int, str]) -> bool:
+        resident = self._residents.get(entry[2])
+        return resident is not None and resident._mark == entry[1]
