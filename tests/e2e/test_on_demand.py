@@ -333,3 +333,28 @@ def test_flags_of_the_mode_are_refused_in_others(root: Path) -> None:
     assert "on-demand" in result.stderr + result.stdout
     result = run("--model-repository", str(root), *ON_DEMAND, "--model-memory", "much")
     assert "is not a number of bytes from 1 up, such as 1073741824, 512M or 4G" in result.stderr + result.stdout
+
+
+@pytest.mark.long
+def test_models_that_come_and_go_leave_no_memory_behind(root: Path, tmp_path: Path) -> None:
+    """All models are loaded and leave in each cycle, because only a few of them fit."""
+    flags = (*ON_DEMAND, "--model-memory", str(8 * ONE), "--model-min-stay", "0")
+    with running(root, tmp_path, flags) as process, client_of(process) as client:
+
+        def cycle() -> None:
+            for number in range(MODELS):
+                assert answer(client, f"m{number}") == number
+
+        def anonymous_kib() -> int:
+            status = Path(f"/proc/{process.process.pid}/status").read_text()
+            [line] = [line for line in status.splitlines() if line.startswith("RssAnon:")]
+            return int(line.split()[1])
+
+        for _ in range(10):
+            cycle()
+        before = anonymous_kib()
+        for _ in range(40):
+            cycle()
+        assert anonymous_kib() - before < max(before // 10, 4_096)
+        assert process.stop() == 0
+        assert "Traceback" not in process.log
