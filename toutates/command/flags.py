@@ -114,8 +114,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         Flag(
             "model-repository",
             "DIR",
-            "serve this folder (MODEL/VERSION/model.onnx), s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, "
-            "as://ACCOUNT/CONTAINER/PREFIX, hf://ORG/MODEL, oci://REGISTRY/REPO:TAG or https://HOST/PATH; repeatable",
+            "serve this folder, or s3://, gs://, as://, hf://, oci:// or https:// and a place there; repeatable",
             unset="required",
             repeatable=True,
         ),
