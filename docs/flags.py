@@ -109,6 +109,11 @@ DETAILS = {
         " only, where the default is one per CPU that the process may use, without those of the other roles; see"
         " [Cores](operating.md#cores)"
     ),
+    "executor-threads": (
+        "While runs of one model last and batches of others wait, up to four times as many; see "
+        "[Cores](operating.md#cores). GPUs, other kinds of models and batches that wait for more rows have threads of "
+        "their own"
+    ),
     "executor-cpus": (
         "With `--cpu-pinning` executors are pinned to them; without it, the default of `--processing-cores` "
         "leaves this many CPUs free"

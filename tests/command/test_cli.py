@@ -78,6 +78,7 @@ EFFECTS: Final[list[tuple[str, str, str, object]]] = [
     ("--processing-cores", "5", "processing_cores", 5),
     ("--model-load-thread-count", "5", "parallel_loads", 5),
     ("--executor-cpus", "5", "executor_cpus", 5),
+    ("--executor-threads", "3", "executor_threads", 3),
     ("--cpu-pinning", f"{CPU},{CPU}-{CPU}", "cpu_pinning", (CPU,)),
     ("--reuse-port", "true", "reuse_port", True),
     ("--processes", "3", "processes", 3),

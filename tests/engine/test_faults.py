@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -359,7 +360,9 @@ def test_an_executor_whose_thread_ended_while_it_waited_goes_on_where_it_was(whe
         def get(self) -> None:
             raise Ended
 
-    inbox, executor.inbox = executor.inbox, Interrupted()  # type: ignore[assignment]
+    inbox = executor.inbox
+    assert isinstance(inbox, SimpleQueue)
+    executor.inbox = Interrupted()  # type: ignore[assignment]
     with pytest.raises(Ended):
         executor.run()
     executor.inbox = inbox

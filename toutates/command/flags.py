@@ -272,6 +272,13 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
             read=positive,
             unset="1 with the GIL, else one per CPU that executors leave",
         ),
+        Flag(
+            "executor-threads",
+            "N",
+            "run the batches of all ONNX models on the CPU with N threads",
+            read=positive,
+            unset="one per CPU that the process may use, 2 at least",
+        ),
         Flag("executor-cpus", "N", "reserve N CPUs for executors, which share them", "1", positive),
         Flag(
             "cpu-pinning",

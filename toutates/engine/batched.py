@@ -25,6 +25,7 @@ from toutates.engine.padded.port import PaddedPort
 from toutates.engine.policies.keeper import keep_time, tell_dropped
 from toutates.engine.policies.port import PolicyPort, RaggedPolicyPort
 from toutates.engine.policies.queue import PolicyQueue
+from toutates.engine.pooled_executors import PooledExecutors
 from toutates.engine.ragged.port import RaggedPort
 from toutates.engine.ragged.ragged import Ragged
 from toutates.engine.servable import Backend, Consumer, Host, Port
@@ -48,6 +49,8 @@ class BatchedServable:
         memory_kind: see ``VersionStatistics``.
         responses: of a decoupled version.
         device: number of the GPU on which all backends run, where they take ``DeviceRows``; else None.
+        pooled: whether executors may have the threads of the host's pool: runs take none but the CPU's time, and wait
+            for nothing. Where batches wait for more rows, executors have threads of their own nevertheless.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class BatchedServable:
         memory_kind: str = "CPU",
         responses: Responses | None = None,
         device: int | None = None,
+        pooled: bool = False,
     ) -> None:
         self.supertensor = supertensor
         self.counters = VersionCounters([], list(counters) or [ExecutorCounters() for _ in backends])
@@ -73,8 +77,12 @@ class BatchedServable:
             for backend, own in zip(backends, self.counters.executors, strict=True)
         ]
         self._executors = [weakref.ref(executor) for executor in executors]
-        # They have the executors, and with them the backends, to themselves: when these end, their memory is free.
-        self._threads = ExecutorThreads(supertensor.name, version, executors)
+        self._version = version
+        self._may_be_pooled = pooled and not supertensor.executors.keeps_time
+        #: until ``run``, which leaves them to what has them run: when they end, their memory is free
+        self._starting = executors
+        self._closed = self._workers_ended = False
+        self._threads: ExecutorThreads | PooledExecutors | None = None
 
     @property
     def signature(self) -> Signature:
@@ -84,7 +92,7 @@ class BatchedServable:
     @property
     def ready(self) -> bool:
         """See ``Servable``."""
-        return self._threads.ready
+        return not isinstance(self._threads, ExecutorThreads) or self._threads.ready
 
     @property
     def executors(self) -> list[Executor]:
@@ -159,20 +167,41 @@ class BatchedServable:
         """See ``Servable``."""
         queue = self.supertensor.queue
         if not isinstance(queue, PolicyQueue):
-            await self._threads.run(host)
+            await self._run_executors(host)
             return
         async with trio.open_nursery() as nursery:
             nursery.start_soon(keep_time, self.supertensor, queue)
-            await self._threads.run(host)
+            await self._run_executors(host)
             nursery.cancel_scope.cancel()
         tell_dropped(self.supertensor, queue.dropped)
 
+    async def _run_executors(self, host: Host) -> None:
+        name, executors = self.supertensor.name, self._starting
+        self._starting = []
+        if self._may_be_pooled and host.pool is not None:
+            self._threads = pooled = PooledExecutors(name, self._version, executors, host.pool)
+            self._tell_closed()
+            await pooled.run()
+        else:
+            self._threads = threads = ExecutorThreads(name, self._version, executors)
+            executors.clear()
+            self._tell_closed()
+            await threads.run(host)
+
+    def _tell_closed(self) -> None:
+        """Tell the threads of the executors what ``close`` was told, if it was called."""
+        if self._threads is None:
+            return
+        if self._workers_ended:
+            self._threads.note_that_workers_ended()
+        elif self._closed:
+            self._threads.note_closed()
+
     def close(self, *, workers_ended: bool = False) -> None:
         """See ``Servable``."""
-        if workers_ended:
-            self._threads.note_that_workers_ended()
-        else:
-            self._threads.note_closed()
+        self._closed = True
+        self._workers_ended |= workers_ended
+        self._tell_closed()
         self.supertensor.close(workers_ended=workers_ended)
 
     def free(self) -> None:

@@ -6,6 +6,10 @@ therefore claims an idle executor and runs the batch inline, on its own thread w
 executor's thread sleeps. No session is ever used by two threads, no more than ``num_executors`` run at a time, and with
 no executor idle a batch waits as any other.
 
+**The pool.** Executors that have no threads of their own are given a thread when they get a batch (``pool``). While the
+pool has no thread to spare, an executor waits there without a batch, and takes one when it is its turn: until then the
+batch grows.
+
 **Delay.** Where batches wait for more rows, one of the idle executors, the *timekeeper*, sleeps no longer than until
 the first such batch is due. No other thread has a timer.
 """
@@ -16,13 +20,14 @@ import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from threading import Lock
-from typing import Final
+from typing import Final, Protocol
 
 from toutates.engine.batch_queue import BatchQueue
 from toutates.engine.lane import Batch
+from toutates.engine.pool import ExecutorPool
 from toutates.engine.result import BatchResult
 
-__all__ = ["Deliver", "Dispatcher", "ExecutorHandle", "InlineRun"]
+__all__ = ["LOOK", "Deliver", "Dispatcher", "ExecutorHandle", "Inbox", "InlineRun"]
 
 #: In an executor's inbox: no batch, but a reason to look again. Never run.
 LOOK: Final = Batch.__new__(Batch)
@@ -31,17 +36,30 @@ LOOK: Final = Batch.__new__(Batch)
 Deliver = Callable[[int, BatchResult], None]
 
 
+class Inbox(Protocol):
+    """Takes what an executor is to do."""
+
+    def put(self, item: Batch | None, /) -> None:
+        """Have the executor run a batch, look for one (``LOOK``), or end (None)."""
+        ...
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Batch | None:
+        """Wait for it; only of an executor with a thread of its own."""
+        ...
+
+
 class ExecutorHandle:
     """An executor as the dispatcher knows it.
 
     Attributes:
-        inbox: where its thread waits for the next batch while the executor is idle; None ends it.
-        waits_for_inbox: whether the executor is idle, claimed by a worker, or has something in its inbox. It becomes
-            True under the lock, and False in the executor's own thread.
+        inbox: where its thread waits for the next batch while the executor is idle; None ends it. That of an executor
+            of the pool brings it there.
+        waits_for_inbox: of an executor with a thread of its own, whether it is idle, claimed by a worker, or has
+            something in its inbox. It becomes True under the lock, and False in the executor's own thread.
     """
 
     def __init__(self) -> None:
-        self.inbox: SimpleQueue[Batch | None] = SimpleQueue()
+        self.inbox: Inbox = SimpleQueue()
         self.waits_for_inbox = False
 
     def run_inline(self, batch: Batch, deliver: Deliver) -> None:
@@ -65,6 +83,8 @@ class Dispatcher:
 
     Attributes:
         idle: the executors that are neither at work nor claimed.
+        keeps_time: as given.
+        pool: that has threads for the executors; None where they have their own.
     """
 
     def __init__(
@@ -79,7 +99,10 @@ class Dispatcher:
         self._lock = lock
         self._queue = queue
         self._quick_ns = quick_ns
-        self._keeps_time = keeps_time
+        self.keeps_time = keeps_time
+        self.pool: ExecutorPool | None = None
+        #: whether what waits can be told without taking it
+        self._gathers = type(queue) is BatchQueue and not keeps_time
         self._clock_ns = clock_ns
         self.idle: list[ExecutorHandle] = []
         #: the idle executor that wakes up by itself, and when
@@ -97,6 +120,9 @@ class Dispatcher:
         """
         run: InlineRun | None = None
         while self.idle:
+            if self.pool is not None and self.pool.is_busy and self._is_better_gathered(inline=inline and run is None):
+                self.idle.pop().inbox.put(LOOK)
+                break
             batch = self._queue.next(seal_busy=True)
             if batch is None:
                 break
@@ -106,16 +132,55 @@ class Dispatcher:
                 run = executor, batch
             else:
                 executor.inbox.put(batch)
-        if self._keeps_time:
+        if self.keeps_time:
             self._keep_time()
         return run
+
+    def _is_better_gathered(self, *, inline: bool) -> bool:
+        """Whether an executor that has to wait for a thread is better given a batch when it has one."""
+        if not self._gathers:
+            return False
+        queue = self._queue
+        first = queue.sealed[0] if queue.sealed else next(iter(queue.open.values()), None)
+        return first is not None and not (inline and first.lane.is_quick(first.rows, self._quick_ns))
+
+    def join(self, executor: ExecutorHandle) -> None:
+        """An executor of the pool is there, and idle. Takes the lock."""
+        with self._lock:
+            executor.waits_for_inbox = True
+            self.idle.append(executor)
+            self.dispatch(inline=False)
+            if self._queue.finished:
+                self.dismiss()
+
+    def take_now(self, executor: ExecutorHandle, *, first: bool, waits: bool) -> Batch | None:
+        """The next batch of an executor of the pool, which has a thread; None: it is idle now, and has none any more.
+
+        Args:
+            executor: that is neither idle nor claimed.
+            first: whether it has waited for this, so that rows that are being written are to run next.
+            waits: whether others wait for the thread.
+
+        Returns:
+            The batch; ``LOOK`` where there may be one, and the executor is to ask for it when it is its turn again.
+        """
+        with self._lock:
+            queue = self._queue
+            if waits and self._gathers and (queue.sealed or queue.open):
+                return LOOK
+            batch = queue.next(seal_busy=first)
+            if batch is None:
+                self.idle.append(executor)
+                if queue.finished:
+                    self.dismiss()
+            return batch
 
     def take(self, executor: ExecutorHandle) -> Batch | None:
         """Wait for the next batch of an executor, in its own thread. None: the executor ends.
 
         An executor whose last thread ended while it waited is still idle, claimed, or has a batch, and waits on.
         """
-        if self._keeps_time:
+        if self.keeps_time:
             return self._take_in_time(executor)
         with self._lock:
             batch = None
@@ -144,7 +209,7 @@ class Dispatcher:
         batch = self._queue.next(seal_busy=False)
         if batch is None:
             self.idle.append(executor)
-            if self._keeps_time:
+            if self.keeps_time:
                 self._keep_time()
         elif more and batch.lane.is_quick(batch.rows, self._quick_ns):
             return batch

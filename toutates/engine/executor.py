@@ -1,4 +1,7 @@
-"""An executor: one thread's loop that takes batches, runs them with its own backend, and hands them back.
+"""An executor takes batches, runs them with its own backend, and hands them back.
+
+It does so in a loop of a thread of its own (``Executor.run``), or in threads of the pool, which it has only while there
+is a batch (``Executor.work``).
 
 Where models have latency targets, or runs are rated, it waits for its turn before a run (``turns``).
 
@@ -20,14 +23,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Final
 
-from toutates.engine.dispatcher import Deliver, ExecutorHandle
+from toutates.engine.dispatcher import LOOK, Deliver, ExecutorHandle
 from toutates.engine.lane import Batch
+from toutates.engine.pool import ExecutorPool, PoolShare
 from toutates.engine.result import BatchResult, Outputs, PendingRequest, Separate, Timing
 from toutates.engine.servable import Backend
 from toutates.engine.supertensor import SuperTensor
-from toutates.engine.turns.arbiter import TakesTurns
+from toutates.engine.turns.arbiter import TakesTurns, Turn
 from toutates.system.errors import ExecutionFailed, RequestError, TooLate
 from toutates.system.logs.limit import LineLimit
 
@@ -39,8 +44,31 @@ logger = logging.getLogger(__name__)
 MAX_INLINE_BATCHES: Final = 4
 
 
+def _nothing() -> None:
+    """Nobody hears of the end."""
+
+
+class _PoolInbox:
+    """Brings an executor into the pool."""
+
+    def __init__(self, executor: Executor, pool: ExecutorPool) -> None:
+        self._executor = executor
+        self._pool = pool
+
+    def put(self, item: Batch | None, /) -> None:
+        """See ``Inbox``."""
+        self._executor.give(item)
+        self._pool.put(self._executor)
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Batch | None:
+        """Never called: no thread waits for it."""
+        raise NotImplementedError
+
+
 class Executor(ExecutorHandle, TakesTurns):
     """Runs batches with one backend. ``run`` blocks its thread until the SuperTensor is closed and empty.
+
+    Instead of ``run``, ``join_pool`` leaves the thread to a pool.
 
     Args:
         supertensor: where batches come from.
@@ -60,6 +88,12 @@ class Executor(ExecutorHandle, TakesTurns):
         self._backend = backend
         self._on_batch = on_batch
         self._limit: LineLimit[str] = LineLimit()
+        self.name = supertensor.name
+        self.share = PoolShare()
+        #: in the pool: what to do, the turn that has come for it, and what hears of the end
+        self._given: Batch | None = None
+        self._held: Turn | None = None
+        self._on_end: Callable[[], object] = _nothing
 
     @property
     def on_cpu(self) -> bool:
@@ -75,26 +109,108 @@ class Executor(ExecutorHandle, TakesTurns):
         supertensor = self._supertensor
         clock_ns = time.thread_time_ns if self._backend.one_thread else time.monotonic_ns
         while (batch := supertensor.executors.take(self)) is not None:
-            fatal: BaseException | None = None
             turn = self.turn
             if turn is not None:
                 turn.begin(batch)
-            try:
-                outcomes = self._run(batch, clock_ns)
-            except BaseException as error:
-                outcomes = self._fail(batch, error)
-                if not isinstance(error, Exception):
-                    fatal = error
-            if turn is not None:
-                turn.end()
-            batch.drop_pending()
-            # Before the delivery: who has heard the outcome must find the rows free again.
-            supertensor.release(batch)
-            _deliver(outcomes, supertensor.deliver)
+            fatal = self._run_taken(batch, clock_ns, turn)
             if fatal is not None:
                 raise fatal
-            del batch, outcomes  # while an executor waits for the next batch, it keeps no memory of the last
+            del batch  # while an executor waits for the next batch, it keeps no memory of the last
         self._backend.close()
+
+    def _run_taken(self, batch: Batch, clock_ns: Callable[[], int], turn: Turn | None) -> BaseException | None:
+        """Run a batch whose turn it is, and tell its callers; returns what is to end the thread."""
+        fatal: BaseException | None = None
+        supertensor = self._supertensor
+        try:
+            outcomes = self._run(batch, clock_ns)
+        except BaseException as error:
+            outcomes = self._fail(batch, error)
+            if not isinstance(error, Exception):
+                fatal = error
+        if turn is not None:
+            turn.end()
+        batch.drop_pending()
+        # Before the delivery: who has heard the outcome must find the rows free again.
+        supertensor.release(batch)
+        _deliver(outcomes, supertensor.deliver)
+        return fatal
+
+    # --- in the pool -------------------------------------------------------------------------------------------------
+
+    def join_pool(self, pool: ExecutorPool, name: str, share: PoolShare, on_end: Callable[[], object]) -> None:
+        """Have batches run by threads of a pool, from now on and until there will be no more.
+
+        Args:
+            pool: of threads.
+            name: for the log.
+            share: of the version.
+            on_end: called when the executor has ended, in any thread.
+        """
+        self.name, self.share, self._on_end = name, share, on_end
+        self.inbox = _PoolInbox(self, pool)
+        self._supertensor.executors.pool = pool
+        self._supertensor.executors.join(self)
+
+    def give(self, batch: Batch | None) -> None:
+        """What it is to do when it has a thread: run a batch, look for one, or end."""
+        self._given = batch
+
+    def work(self, pool: ExecutorPool) -> Callable[[], object] | None:
+        """See ``Pooled``."""
+        batch, self._given = self._given, None
+        turn, self._held = self._held, None
+        if batch is None:
+            return self._end()
+        dispatcher = self._supertensor.executors
+        if batch is LOOK:
+            batch = dispatcher.take_now(self, first=True, waits=False)
+        clock_ns = time.thread_time_ns if self._backend.one_thread else time.monotonic_ns
+        while batch is not None:
+            if turn is None and (turn := self.turn) is not None and not self._ask(turn, batch, pool):
+                return None
+            began_ns = time.monotonic_ns()
+            fatal = self._run_taken(batch, clock_ns, turn)
+            turn = None
+            pool.charge(self.share, time.monotonic_ns() - began_ns)
+            if fatal is not None:
+                self._wait_with(LOOK, pool)
+                raise fatal
+            waits = pool.waiting > 0
+            batch = dispatcher.take_now(self, first=False, waits=waits)
+            if batch is LOOK or (waits and batch is not None):
+                self._wait_with(batch, pool)
+                return None
+        return None
+
+    def _wait_with(self, batch: Batch, pool: ExecutorPool) -> None:
+        """Go to where others wait for a thread."""
+        self._given = batch
+        pool.put(self)
+
+    def _ask(self, turn: Turn, batch: Batch, pool: ExecutorPool) -> bool:
+        """Whether a batch may run at once. If not, the executor comes into the pool again when it is its turn."""
+        self._given = batch
+
+        def wait(look: Callable[[], None]) -> None:
+            pool.wait_for_turn(self, look)
+
+        def granted() -> None:
+            self._held = turn
+            pool.has_turn(self)
+            pool.put(self)
+
+        may_begin = turn.ask(batch, wait, granted)
+        if may_begin:
+            self._given = None
+        return may_begin
+
+    def _end(self) -> Callable[[], object]:
+        """There will be no more batches."""
+        on_end, self._on_end = self._on_end, _nothing
+        self.inbox = SimpleQueue()  # the other one refers to the executor
+        self._backend.close()
+        return on_end
 
     def run_inline(self, batch: Batch, deliver: Deliver) -> None:
         """Run ``batch``, and what comes meanwhile, on the calling thread, which has claimed this executor for it."""

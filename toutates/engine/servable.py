@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from toutates.engine.counters import VersionCounters, WorkerCounters
 from toutates.engine.lane import Batch, Piece, RowShapes
+from toutates.engine.pool import ExecutorPool
 from toutates.engine.result import BatchResult, Outputs, Parameters, Separate
 from toutates.engine.statistics import VersionStatistics
 from toutates.protocol.signature import Signature
@@ -177,12 +178,14 @@ class Host:
         anywhere: the CPUs that such a thread is left on when its job is done.
         on_death: called when a thread has died, or could not be started.
         on_ready_change: called when ``Servable.ready`` has changed.
+        pool: threads for executors that need none of their own; None where all have their own.
     """
 
     take_cpus: Callable[[], tuple[int, ...]]
     anywhere: tuple[int, ...]
     on_death: Callable[[], None]
     on_ready_change: Callable[[], None]
+    pool: ExecutorPool | None = None
 
 
 class Servable(Protocol):

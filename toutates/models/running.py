@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import trio
 
 from toutates.engine.cache.store import ResponseCache
+from toutates.engine.pool import ExecutorPool
 from toutates.engine.servable import Host
 from toutates.engine.turns.arbiter import Arbiter
 from toutates.models.freed_memory import give_back_freed_memory
@@ -43,6 +44,7 @@ class LoadOptions:
         cache: for answers of models that ask for it; None for no cache.
         arbiter: of the turns of executors; None for no turns.
         measured: whether it is found out how much memory each version takes.
+        executor_threads: threads that executors on the CPU share; 0 gives each one of its own.
     """
 
     kinds: Sequence[Kind]
@@ -51,6 +53,7 @@ class LoadOptions:
     cache: ResponseCache | None = None
     arbiter: Arbiter | None = None
     measured: bool = False
+    executor_threads: int = 0
 
 
 class RunningVersions:
@@ -84,7 +87,12 @@ class RunningVersions:
         self._under_way = 0
         self._loading = trio.CapacityLimiter(options.parallel_loads)
         self._executor_turns = Turns(options.placement.executors)
-        self._host = Host(self._take_cpus, options.placement.anywhere, self._count_death, on_ready_change)
+        anywhere = options.placement.anywhere
+        self._pool: ExecutorPool | None = None
+        if options.executor_threads:
+            self._pool = ExecutorPool(options.executor_threads, self._take_cpus, anywhere, self._count_death)
+        self._host = Host(self._take_cpus, anywhere, self._count_death, on_ready_change, self._pool)
+        self._watching: trio.CancelScope | None = None
 
     async def load(
         self,
@@ -148,6 +156,8 @@ class RunningVersions:
 
         def free() -> None:
             self._loaders.tidy()
+            if self._pool is not None:
+                self._pool.tidy()
             # Without it, what a version leaves behind depends on which threads have loaded and run it.
             give_back_freed_memory()
 
@@ -158,12 +168,21 @@ class RunningVersions:
         self.stopped.set()
         for version in list(self._ended):
             version.servable.close(workers_ended=True)
-        self._end_loaders()
+        self._end_threads()
 
-    def _end_loaders(self) -> None:
-        """End the threads that load, once the server has stopped and nothing is left for them to free."""
+    def _end_threads(self) -> None:
+        """End the threads that versions share, once the server has stopped and nothing is left for them to free."""
         if self.stopped.is_set() and not self._ended and not self._under_way:
             self._loaders.end()
+            if self._pool is not None:
+                self._pool.end()
+            if self._watching is not None:
+                self._watching.cancel()
+
+    async def _watch_pool(self, pool: ExecutorPool) -> None:
+        assert self._watching is not None
+        with self._watching:
+            await pool.run()
 
     async def _free(self, version: ServedVersion) -> None:
         ended = self._ended.get(version)
@@ -180,7 +199,7 @@ class RunningVersions:
             return entry
         finally:
             self._under_way -= 1
-            self._end_loaders()
+            self._end_threads()
 
     async def _try_to_load(self, model: str, version: VersionFolder, overridden: bool) -> VersionEntry:
         def load() -> ServedVersion:
@@ -213,6 +232,9 @@ class RunningVersions:
         self._ended[served] = trio.Event()
         if self.stopped.is_set():
             served.servable.close(workers_ended=True)
+        if self._pool is not None and self._watching is None:
+            self._watching = trio.CancelScope()
+            self._nursery.start_soon(self._watch_pool, self._pool)
         self._nursery.start_soon(self._keep_running, served)
         return VersionEntry(version.number, ModelState.READY, served=served, identity=identity_of(version, overridden))
 
@@ -229,7 +251,7 @@ class RunningVersions:
             await served.servable.run(self._host)
         finally:
             self._ended.pop(served).set()
-            self._end_loaders()
+            self._end_threads()
 
     def _take_cpus(self) -> tuple[int, ...]:
         return self._executor_turns.take(1)

@@ -85,6 +85,7 @@ class Options:
         allow_pickle: whether backends may load files of models that may hold pickles.
         processing_cores: number of workers; None for the default of ``toutates.system.placement``.
         parallel_loads: how many models are loaded at the same time.
+        executor_threads: threads that run batches of ONNX models on the CPU; None for one per CPU.
         executor_cpus: number of CPUs that executors share when pinned; without pinning, that workers leave free.
         cpu_pinning: CPUs to pin threads to, ``()`` for all that the process may use; None for no pinning.
         max_buffered_bytes: of all connections together, for slow clients; None for half of the memory.
@@ -141,6 +142,7 @@ class Options:
     processes: int = 1
     processing_cores: int | None = None
     parallel_loads: int = 1
+    executor_threads: int | None = None
     executor_cpus: int = 1
     cpu_pinning: tuple[int, ...] | None = None
     max_concurrent_connections: int = 100_000

@@ -479,6 +479,7 @@ class Server:
             cache=self._response_cache,
             arbiter=self._arbiter,
             measured=options.model_control_mode == "on-demand",
+            executor_threads=options.executor_threads or max(2, usable_cores(self._placement)),
         )
         manager = ModelManager(
             load_options,

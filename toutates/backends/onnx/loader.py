@@ -186,6 +186,7 @@ class OnnxKind:
                 pool_threads=len(backends) * pool_threads,
                 memory_kind="CPU_PINNED" if pinned else "CPU",
                 device=_device_of(backends),
+                pooled=all([one.on_cpu for one in backends]),
             )
 
         servable: Servable

@@ -25,7 +25,7 @@ _LOOK_S: Final = 1.0
 
 
 class Turn:
-    """An executor's way to its turns. Used by that executor's thread alone.
+    """An executor's way to its turns. Used by one thread at a time.
 
     Args:
         arbiter: gives them.
@@ -45,6 +45,8 @@ class Turn:
         self.gate = threading.Lock()
         self.gate.acquire()
         self._claim: Claim | None = None
+        #: called once it is the turn of a claim that was not granted at once
+        self._granted: Callable[[], None] = self.gate.release
 
     @property
     def is_strict(self) -> bool:
@@ -55,7 +57,34 @@ class Turn:
         """Wait until a batch may run."""
         if batch.lane.is_quick(batch.rows, self._quick_ns):
             return
-        self._claim = self._arbiter.begin(self, self._due_ns(batch) if self._due_ns is not None else None)
+        if not self._ask(batch):
+            while not self.gate.acquire(timeout=_LOOK_S):
+                self._arbiter.look()
+
+    def ask(self, batch: Batch, wait: Callable[[Callable[[], None]], None], granted: Callable[[], None]) -> bool:
+        """``begin`` for a thread that does not wait: whether a batch may run at once.
+
+        Args:
+            batch: to be run.
+            wait: called if it may not, with what is to be called once a second until ``granted``.
+            granted: called once it may. Both are called with the arbiter's lock held.
+        """
+        if batch.lane.is_quick(batch.rows, self._quick_ns):
+            return True
+        self._granted = granted
+        return self._ask(batch, wait)
+
+    def _ask(self, batch: Batch, wait: Callable[[Callable[[], None]], None] = lambda look: None) -> bool:
+        due_ns = self._due_ns(batch) if self._due_ns is not None else None
+        return self._arbiter.begin(self, due_ns, wait)
+
+    def note_claim(self, claim: Claim) -> None:
+        """Its claim has come to the arbiter, whose lock is held."""
+        self._claim = claim
+
+    def note_granted(self) -> None:
+        """It is its turn, with the arbiter's lock held."""
+        self._granted()
 
     def end(self) -> None:
         """It has run."""
@@ -194,17 +223,22 @@ class Arbiter:
 
     # --- turns -------------------------------------------------------------------------------------------------------
 
-    def begin(self, turn: Turn, due_ns: int | None) -> Claim:
-        """Wait for the turn of a batch, in its executor's thread."""
+    def begin(self, turn: Turn, due_ns: int | None, wait: Callable[[Callable[[], None]], None]) -> bool:
+        """Have a batch take its turn; whether it is at once. ``wait`` is called with ``look`` if it is not."""
         with self._lock:
             claim = self._order.claim(turn.instance, due_ns)
             self._turns[claim] = turn
+            turn.note_claim(claim)
             self._grant(claim)
-        if not claim.granted_ns:
-            while not turn.gate.acquire(timeout=_LOOK_S):
-                with self._lock:
-                    self._grant()
-        return claim
+            if claim.granted_ns:
+                return True
+            wait(self.look)
+            return False
+
+    def look(self) -> None:
+        """Look whether a run may begin, because one may have been written off."""
+        with self._lock:
+            self._grant()
 
     def end(self, claim: Claim) -> None:
         """The run of a claim has ended."""
@@ -224,4 +258,4 @@ class Arbiter:
         """Wake up those whose turn it is, but for the caller."""
         for claim in self._order.grant():
             if claim is not own:
-                self._turns[claim].gate.release()
+                self._turns[claim].note_granted()

@@ -1,0 +1,350 @@
+"""The pool: threads that run the batches of all models whose executors have none of their own.
+
+There are as many as the machine has cores, however many models there are. An executor of the pool is idle, or waits in
+the pool, or has one of its threads; so no model has more runs under way than it has executors. While a thread is idle,
+whoever has a batch hands it over directly, and no order is needed.
+
+**Order.** Where executors wait, the one whose model has used the least time is next, in steps of ``QUANTUM_NS``, and of
+those that have used as much, the one that came first. A model that was idle begins with some credit, and not with all
+the time that it did not use. So one model that is asked for too much takes what others leave. Finding the next one
+takes a time that grows with the logarithm of how many wait. Where a model has a latency target, the arbiter of the
+turns (``turns``) decides which executors come here at all, by their deadlines.
+
+**Batches grow while they wait.** An executor that waits has no batch yet, wherever its batches can still take rows: it
+takes one when it is its turn.
+
+**Runs that last.** While some executor waits and no thread comes free for ``PATIENCE_NS``, the pool gets one more
+thread, up to ``MOST_TIMES`` as many, and leaves it to the system to share the cores: a short run does not wait for the
+end of a long one, and runs that never end do not stop the others. Threads above the number end when they are idle.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import trio
+
+from toutates.system.own_thread import name_for_the_system
+from toutates.system.placement import running_on
+
+__all__ = ["ExecutorPool", "PoolShare", "Pooled"]
+
+logger = logging.getLogger(__name__)
+
+QUANTUM_NS: Final = 20_000_000
+CREDIT_NS: Final = 100_000_000
+#: How long an executor waits, at least, before the pool gets one more thread.
+PATIENCE_NS: Final = 10_000_000
+#: How many times its threads the pool may have.
+MOST_TIMES: Final = 4
+#: How often it is looked whether executors wait for too long, seconds; and whether turns are to be given again.
+_LOOK_S: Final = PATIENCE_NS / 1e9
+_LOOK_FOR_TURNS_S: Final = 1.0
+#: Seconds that ``tidy`` waits for a thread, which may have got a batch meanwhile.
+_TIDY_S: Final = 1.0
+
+
+class PoolShare:
+    """What a model version has used of the pool's time.
+
+    Attributes:
+        used_ns: how long its runs have taken. After it was idle, most of what others have used meanwhile is added.
+    """
+
+    __slots__ = ("used_ns",)
+
+    def __init__(self) -> None:
+        self.used_ns = 0
+
+
+class Pooled(Protocol):
+    """What the pool runs.
+
+    Attributes:
+        name: for the log.
+        share: of its model version.
+    """
+
+    name: str
+    share: PoolShare
+
+    def work(self, pool: ExecutorPool) -> Callable[[], object] | None:
+        """Do what there is to do, in a thread of the pool.
+
+        Returns:
+            What is to be called when the thread has nothing of it any more.
+
+        Raises:
+            BaseException: the thread is to end. Whatever else there is to do has been put into the pool again.
+        """
+        ...
+
+
+class _Thread:
+    """A thread of the pool.
+
+    Attributes:
+        next: what it is to do; None to look what waits.
+        gate: held but while an idle thread is to go on.
+    """
+
+    __slots__ = ("gate", "next")
+
+    def __init__(self) -> None:
+        self.next: Pooled | None = None
+        self.gate = threading.Lock()
+        self.gate.acquire()
+
+
+class ExecutorPool:
+    """Threads that executors share.
+
+    Args:
+        count: how many threads.
+        take_cpus: chooses the CPUs of one more thread; none leaves it where it is.
+        anywhere: the CPUs that a thread is left on at its end.
+        on_death: called when a thread has died, in that thread.
+        clock_ns: tells the time, monotonic nanoseconds.
+
+    Attributes:
+        count: as given.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        take_cpus: Callable[[], tuple[int, ...]] = tuple,
+        anywhere: tuple[int, ...] = (),
+        on_death: Callable[[], object] = lambda: None,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.count = count
+        self._take_cpus = take_cpus
+        self._anywhere = anywhere
+        self._on_death = on_death
+        self._clock_ns = clock_ns
+        self._lock = threading.Lock()
+        self._idle: list[_Thread] = []
+        #: those that wait: step of the time used, place, when it came, executor
+        self._waiting: list[tuple[int, int, int, Pooled]] = []
+        self._put = 0
+        self._threads = 0
+        self._numbers = 0
+        #: the most that any version has used
+        self._used_ns = 0
+        #: when a thread last took something
+        self._taken_ns = 0
+        #: looks for turns that are to be given again, while somebody waits for one
+        self._looks: dict[object, Callable[[], None]] = {}
+        self._ended = False
+        self._watch: Callable[[], None] | None = None
+        self._living: list[threading.Thread] = []
+
+    # --- what there is to do -----------------------------------------------------------------------------------------
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether no thread is idle; a guess, which takes no lock."""
+        return not self._idle and self._threads >= self.count
+
+    @property
+    def waiting(self) -> int:
+        """How many executors wait; a guess, which takes no lock."""
+        return len(self._waiting)
+
+    @property
+    def threads(self) -> int:
+        """How many threads there are."""
+        return self._threads
+
+    def put(self, executor: Pooled) -> None:
+        """An executor has something to do. Any thread may call it, with the lock of a SuperTensor or an arbiter."""
+        with self._lock:
+            share = executor.share
+            if share.used_ns < self._used_ns - CREDIT_NS:
+                share.used_ns = self._used_ns - CREDIT_NS
+            if self._idle:
+                thread = self._idle.pop()
+                thread.next = executor
+                thread.gate.release()
+                return
+            now_ns = self._clock_ns()
+            self._put += 1
+            heapq.heappush(self._waiting, (share.used_ns // QUANTUM_NS, self._put, now_ns, executor))
+            if self._threads < self.count:
+                self._start()
+            watch, self._watch = self._watch, None
+        if watch is not None:
+            watch()
+
+    def charge(self, share: PoolShare, taken_ns: int) -> None:
+        """A run of a version has taken so long."""
+        share.used_ns = used_ns = share.used_ns + taken_ns  # one that is lost to another thread is one less
+        if used_ns > self._used_ns:
+            self._used_ns = used_ns
+
+    def wait_for_turn(self, waiter: object, look: Callable[[], None]) -> None:
+        """Have ``look`` called once a second until ``has_turn``."""
+        with self._lock:
+            self._looks[waiter] = look
+            watch, self._watch = self._watch, None
+        if watch is not None:
+            watch()
+
+    def has_turn(self, waiter: object) -> None:
+        """It waits no longer."""
+        with self._lock:
+            self._looks.pop(waiter, None)
+
+    # --- threads -----------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        """Start a thread, with the lock held. Without room for one, those that there are go on."""
+        thread = threading.Thread(target=self._serve, name=f"executor-{self._numbers}", daemon=True)
+        try:
+            thread.start()
+        except (RuntimeError, MemoryError) as error:
+            logger.error("no thread could be started for the executors (%s); %d go on", error, self._threads)
+            return
+        self._numbers += 1
+        self._threads += 1
+        self._living = [one for one in self._living if one.is_alive()]
+        self._living.append(thread)
+
+    def _serve(self) -> None:
+        """A thread: do what there is to do until the pool ends."""
+        name_for_the_system(threading.current_thread().name)
+        me = _Thread()
+        with running_on(self._take_cpus(), self._anywhere):
+            while (executor := self._next(me)) is not None:
+                try:
+                    then = executor.work(self)
+                except BaseException as death:
+                    logger.error(
+                        "a thread died in a run of %s; it is replaced at once",
+                        executor.name,
+                        exc_info=death,
+                        extra={"executor": executor.name},
+                    )
+                    del executor
+                    self._replace()
+                    return
+                del executor  # while it waits, a thread keeps nothing of what it did
+                if then is not None:
+                    then()
+                del then
+
+    def _next(self, me: _Thread) -> Pooled | None:
+        """Wait for something to do; None to end."""
+        while True:
+            with self._lock:
+                if self._waiting:
+                    self._taken_ns = self._clock_ns()
+                    return heapq.heappop(self._waiting)[-1]
+                if self._ended or self._threads > self.count:
+                    self._threads -= 1
+                    return None
+                self._idle.append(me)
+            me.gate.acquire()
+            executor, me.next = me.next, None
+            if executor is not None:
+                self._taken_ns = self._clock_ns()
+                return executor
+
+    def _replace(self) -> None:
+        """The calling thread ends, because nobody knows what state it is in."""
+        with self._lock:
+            self._threads -= 1
+            if not self._ended and self._waiting:
+                self._start()
+        self._on_death()
+
+    def _help(self) -> bool:
+        """Start one more thread if executors wait for too long; whether some wait."""
+        with self._lock:
+            if not self._waiting:
+                return False
+            now_ns = self._clock_ns()
+            since_ns = min(entry[2] for entry in self._waiting[: self.count])
+            late = now_ns - max(since_ns, self._taken_ns) >= PATIENCE_NS
+            if self._threads < self.count or (late and self._threads < self.count * MOST_TIMES):
+                self._start()
+            return True
+
+    # --- life --------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Look after the threads until this is cancelled. It sleeps while no executor waits."""
+        token = trio.lowlevel.current_trio_token()
+        while True:
+            woken = trio.Event()
+
+            def watch(woken: trio.Event = woken) -> None:
+                try:
+                    token.run_sync_soon(woken.set, idempotent=True)
+                except trio.RunFinishedError:
+                    pass
+
+            with self._lock:
+                at_once = bool(self._waiting or self._looks)
+                self._watch = None if at_once else watch
+            if not at_once:
+                await woken.wait()
+            looked = trio.current_time()
+            while True:
+                await trio.sleep(_LOOK_S if self._waiting else _LOOK_FOR_TURNS_S)
+                waits = self._help()
+                if self._looks and trio.current_time() - looked >= _LOOK_FOR_TURNS_S:
+                    looked = trio.current_time()
+                    with self._lock:
+                        looks = set(self._looks.values())
+                    for look in looks:
+                        look()
+                if not waits and not self._looks:
+                    break
+
+    def tidy(self) -> None:
+        """Have idle threads free what they have made and nothing refers to any more. Blocks until they have.
+
+        See ``system.shared_threads``.
+        """
+        with self._lock:
+            idle, self._idle = self._idle, []
+            tasks = [_Tidying() for _ in idle]
+            for thread, task in zip(idle, tasks, strict=True):
+                thread.next = task
+                thread.gate.release()
+        for task in tasks:
+            task.done.wait(_TIDY_S)
+
+    def end(self) -> None:
+        """End the threads. One whose run goes on is left behind, and ends with the process."""
+        with self._lock:
+            self._ended = True
+            idle, self._idle = self._idle, []
+            living, self._living = self._living, []
+            everyone = len(idle) == self._threads
+            for thread in idle:
+                thread.gate.release()
+        if everyone:
+            for one in living:
+                one.join()
+
+
+class _Tidying:
+    """What a thread does that is to free what it can: nothing."""
+
+    name = "tidying"
+
+    def __init__(self) -> None:
+        self.share = PoolShare()
+        self.done = threading.Event()
+
+    def work(self, pool: ExecutorPool) -> Callable[[], object]:
+        """Nothing."""
+        return self.done.set
