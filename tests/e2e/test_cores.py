@@ -40,15 +40,15 @@ def test_a_pinned_server_has_every_role_on_cores_of_its_own(repository: Path, tm
     with running(repository, tmp_path, flags) as process:
         pid = process.process.pid
         found = dict(cpus_of_threads(pid))
-        [executor], [worker] = found["executor-0 mlp"], found["worker-0"]
+        [executor], [worker] = found["executor-0"], found["worker-0"]
         [manager] = os.sched_getaffinity(pid)
         assert {executor, worker, manager} == set(cores)
-        wait_for_threads(process, {"executor-0 mlp": {executor}, "worker-0": {worker}})
+        wait_for_threads(process, {"executor-0": {executor}, "worker-0": {worker}})
         lines = [line.split()[:3] for line in process.log.splitlines()]
         for line in (["manager", "1", str(manager)], ["executor", "1", str(executor)], ["worker", "1", str(worker)]):
             assert line in lines
         # Threads of libraries, made before or after, may run on all cores that were named or allowed.
-        others = [cpus for name, cpus in cpus_of_threads(pid) if name not in ("executor-0 mlp", "worker-0")]
+        others = [cpus for name, cpus in cpus_of_threads(pid) if name not in ("executor-0", "worker-0")]
         others.remove({manager})
         assert all(cpus in (set(cores), set(ALLOWED)) for cpus in others)
         assert run("probe", process.address).returncode == 0
@@ -68,7 +68,7 @@ def test_without_pinning_named_threads_may_run_everywhere(repository: Path, tmp_
     flags = ["--load-models", "mlp", "--processing-cores", "2"]
     with running(repository, tmp_path, flags) as process:
         everywhere = set(ALLOWED)
-        wait_for_threads(process, {"worker-0": everywhere, "worker-1": everywhere, "executor-0 mlp": everywhere})
+        wait_for_threads(process, {"worker-0": everywhere, "worker-1": everywhere, "executor-0": everywhere})
         assert "2 workers, 1 executor; threads are not pinned to cores" in process.log
         doubted = "2 workers on an interpreter with the GIL" in process.log
         assert doubted == (not is_free_threaded(PYTHON))

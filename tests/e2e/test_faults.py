@@ -28,6 +28,7 @@ from tests.waiting import wait_until
 from toutates.backends.onnx.session import ModelSession
 from toutates.engine import executor_threads as threads_module
 from toutates.engine.lane import Batch, Lane
+from toutates.engine.pool import ExecutorPool
 from toutates.engine.submitter import Submitter
 from toutates.h2grpc import Call
 from toutates.h2grpc.responder import Responder
@@ -41,7 +42,6 @@ from toutates.protocol.grpc_service_pb2 import (
     RepositoryIndexResponse,
     ServerReadyResponse,
 )
-from toutates.system.own_thread import OwnThread
 
 SERVICE: Final = "/inference.GRPCInferenceService/"
 INFER: Final = SERVICE + "ModelInfer"
@@ -245,16 +245,15 @@ def test_one_of_two_executors_that_dies_leaves_the_model_ready(
 
 
 def test_a_system_without_threads_is_asked_again(few: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads_module, "FIRST_PAUSE_S", 0.01)
     refusals = [RuntimeError("can't start new thread")] * 3
+    really_start = ExecutorPool.start_thread
 
-    class Refused(OwnThread):
-        async def run(self, *arguments: Any) -> Any:
-            if refusals:
-                raise refusals.pop()
-            return await super().run(*arguments)
+    def start(thread: threading.Thread) -> None:
+        if refusals:
+            raise refusals.pop()
+        really_start(thread)
 
-    monkeypatch.setattr(threads_module, "OwnThread", Refused)
+    monkeypatch.setattr(ExecutorPool, "start_thread", staticmethod(start))
 
     def visit(inside: Inside) -> None:
         with client_of(inside.port) as client:

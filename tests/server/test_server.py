@@ -492,7 +492,7 @@ def test_pinned_threads_run_where_the_plan_says_and_the_process_is_as_before_aft
         with trio.fail_after(30):
             async with trio.open_nursery() as nursery:
                 await nursery.start(running.run)
-                expected = {"worker-0": {last}, "worker-1": {first}, "executor-0 m": {first}}
+                expected = {"worker-0": {last}, "worker-1": {first}, "executor-0": {first}}
                 await trio.to_thread.run_sync(wait_until, lambda: expected.items() <= dict(cpus_of_threads()).items())
                 assert os.sched_getaffinity(os.getpid()) == {last}  # of the main thread, whose id is the process's
                 assert (await running.probe())[0]

@@ -92,7 +92,7 @@ class BatchedServable:
     @property
     def ready(self) -> bool:
         """See ``Servable``."""
-        return not isinstance(self._threads, ExecutorThreads) or self._threads.ready
+        return self._threads is None or self._threads.ready
 
     @property
     def executors(self) -> list[Executor]:
@@ -181,7 +181,7 @@ class BatchedServable:
         if self._may_be_pooled and host.pool is not None:
             self._threads = pooled = PooledExecutors(name, self._version, executors, host.pool)
             self._tell_closed()
-            await pooled.run()
+            await pooled.run(host)
         else:
             self._threads = threads = ExecutorThreads(name, self._version, executors)
             executors.clear()

@@ -24,7 +24,7 @@ import logging
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Final
+from typing import Final, Protocol
 
 from toutates.engine.dispatcher import LOOK, Deliver, ExecutorHandle
 from toutates.engine.lane import Batch
@@ -36,7 +36,7 @@ from toutates.engine.turns.arbiter import TakesTurns, Turn
 from toutates.system.errors import ExecutionFailed, RequestError, TooLate
 from toutates.system.logs.limit import LineLimit
 
-__all__ = ["Executor"]
+__all__ = ["Executor", "Owner"]
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +44,16 @@ logger = logging.getLogger(__name__)
 MAX_INLINE_BATCHES: Final = 4
 
 
-def _nothing() -> None:
-    """Nobody hears of the end."""
+class Owner(Protocol):
+    """Hears what becomes of an executor in the pool."""
+
+    def end(self) -> None:
+        """It has ended. In any thread."""
+        ...
+
+    def die(self, executor: Executor, death: BaseException) -> None:
+        """A thread has died in its run, and it waits for ``Executor.look``. In that thread."""
+        ...
 
 
 class _PoolInbox:
@@ -88,12 +96,11 @@ class Executor(ExecutorHandle, TakesTurns):
         self._backend = backend
         self._on_batch = on_batch
         self._limit: LineLimit[str] = LineLimit()
-        self.name = supertensor.name
         self.share = PoolShare()
-        #: in the pool: what to do, the turn that has come for it, and what hears of the end
+        #: in the pool: what to do, the turn that has come for it, and what hears of its end
         self._given: Batch | None = None
         self._held: Turn | None = None
-        self._on_end: Callable[[], object] = _nothing
+        self._owner: Owner | None = None
 
     @property
     def on_cpu(self) -> bool:
@@ -138,19 +145,27 @@ class Executor(ExecutorHandle, TakesTurns):
 
     # --- in the pool -------------------------------------------------------------------------------------------------
 
-    def join_pool(self, pool: ExecutorPool, name: str, share: PoolShare, on_end: Callable[[], object]) -> None:
+    def join_pool(self, pool: ExecutorPool, share: PoolShare, owner: Owner) -> None:
         """Have batches run by threads of a pool, from now on and until there will be no more.
 
         Args:
             pool: of threads.
-            name: for the log.
             share: of the version.
-            on_end: called when the executor has ended, in any thread.
+            owner: hears of its end, and of threads that die.
         """
-        self.name, self.share, self._on_end = name, share, on_end
+        self.share, self._owner = share, owner
         self.inbox = _PoolInbox(self, pool)
         self._supertensor.executors.pool = pool
         self._supertensor.executors.join(self)
+
+    def look(self) -> None:
+        """Go on after a thread has died."""
+        self.inbox.put(LOOK)
+
+    def die(self, death: BaseException) -> None:
+        """See ``Pooled``."""
+        assert self._owner is not None
+        self._owner.die(self, death)
 
     def give(self, batch: Batch | None) -> None:
         """What it is to do when it has a thread: run a batch, look for one, or end."""
@@ -174,7 +189,6 @@ class Executor(ExecutorHandle, TakesTurns):
             turn = None
             pool.charge(self.share, time.monotonic_ns() - began_ns)
             if fatal is not None:
-                self._wait_with(LOOK, pool)
                 raise fatal
             waits = pool.waiting > 0
             batch = dispatcher.take_now(self, first=False, waits=waits)
@@ -207,7 +221,8 @@ class Executor(ExecutorHandle, TakesTurns):
 
     def _end(self) -> Callable[[], object]:
         """There will be no more batches."""
-        on_end, self._on_end = self._on_end, _nothing
+        assert self._owner is not None
+        on_end = self._owner.end
         self.inbox = SimpleQueue()  # the other one refers to the executor
         self._backend.close()
         return on_end

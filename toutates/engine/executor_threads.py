@@ -16,7 +16,7 @@ from toutates.engine.servable import Host
 from toutates.system.own_thread import LeftBehind, OwnThread
 from toutates.system.placement import running_on
 
-__all__ = ["ExecutorThreads", "Loop"]
+__all__ = ["ExecutorThreads", "Loop", "note_death", "say_what_does_not_end"]
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,41 @@ class Loop(Protocol):
     def run(self) -> None:
         """Work until there will be no more. Called again, in another thread, if it raises."""
         ...
+
+
+def note_death(name: str, version: int, deaths: int, death: BaseException) -> float:
+    """Log the death of an executor's thread, and say after how many seconds it is to be replaced.
+
+    Args:
+        name: of the executor.
+        version: number of its model's version.
+        deaths: how many of its threads have died in a row.
+        death: why.
+    """
+    pause_s = 0.0 if deaths == 1 else min(FIRST_PAUSE_S * 2 ** min(deaths - 2, 30), MAX_PAUSE_S)
+    logger.error(
+        "%s of version %d died (%d in a row); it is replaced %s",
+        name,
+        version,
+        deaths,
+        f"in {pause_s:g} s" if pause_s else "at once",
+        exc_info=death,
+        extra={"executor": name, "version": version},
+    )
+    return pause_s
+
+
+def say_what_does_not_end(model: str, version: int, running: int) -> None:
+    """Log that runs of a version go on that is to be freed."""
+    logger.warning(
+        "version %d of model '%s' has been unloaded for %g s, and %d of its runs have not ended: its memory is not "
+        "freed until they do, and a run that hangs stays until the server is restarted",
+        version,
+        model,
+        SAID_AFTER_S,
+        running,
+        extra={"model": model, "version": version},
+    )
 
 
 class ExecutorThreads:
@@ -90,15 +125,7 @@ class ExecutorThreads:
         """Log it if runs go on for long in a version that is to be freed."""
         await self._closed.wait()
         await trio.sleep(SAID_AFTER_S)
-        logger.warning(
-            "version %d of model '%s' has been unloaded for %g s, and %d of its runs have not ended: its memory is not "
-            "freed until they do, and a run that hangs stays until the server is restarted",
-            self._version,
-            self._model,
-            SAID_AFTER_S,
-            self._running,
-            extra={"model": self._model, "version": self._version},
-        )
+        say_what_does_not_end(self._model, self._version, self._running)
 
     def note_closed(self) -> None:
         """The version is to be freed: its executors end as soon as they have run what they have."""
@@ -130,16 +157,7 @@ class ExecutorThreads:
                 return
             host.on_death()
             deaths = 1 if trio.current_time() - started >= FORGET_S else deaths + 1
-            pause_s = 0.0 if deaths == 1 else min(FIRST_PAUSE_S * 2 ** min(deaths - 2, 30), MAX_PAUSE_S)
-            logger.error(
-                "%s of version %d died (%d in a row); it is replaced %s",
-                name,
-                self._version,
-                deaths,
-                f"in {pause_s:g} s" if pause_s else "at once",
-                exc_info=death,
-                extra={"executor": name, "version": self._version},
-            )
+            pause_s = note_death(name, self._version, deaths, death)
             if self._workers_ended.is_set():
                 deaths_at_the_end += 1
                 if deaths_at_the_end == MAX_DEATHS_AT_THE_END:

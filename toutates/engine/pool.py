@@ -66,11 +66,9 @@ class Pooled(Protocol):
     """What the pool runs.
 
     Attributes:
-        name: for the log.
         share: of its model version.
     """
 
-    name: str
     share: PoolShare
 
     def work(self, pool: ExecutorPool) -> Callable[[], object] | None:
@@ -80,8 +78,12 @@ class Pooled(Protocol):
             What is to be called when the thread has nothing of it any more.
 
         Raises:
-            BaseException: the thread is to end. Whatever else there is to do has been put into the pool again.
+            BaseException: the thread is to end, after ``die``.
         """
+        ...
+
+    def die(self, death: BaseException) -> None:
+        """``work`` has raised an error, and its thread ends."""
         ...
 
 
@@ -108,7 +110,6 @@ class ExecutorPool:
         count: how many threads.
         take_cpus: chooses the CPUs of one more thread; none leaves it where it is.
         anywhere: the CPUs that a thread is left on at its end.
-        on_death: called when a thread has died, in that thread.
         clock_ns: tells the time, monotonic nanoseconds.
 
     Attributes:
@@ -120,13 +121,11 @@ class ExecutorPool:
         count: int,
         take_cpus: Callable[[], tuple[int, ...]] = tuple,
         anywhere: tuple[int, ...] = (),
-        on_death: Callable[[], object] = lambda: None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.count = count
         self._take_cpus = take_cpus
         self._anywhere = anywhere
-        self._on_death = on_death
         self._clock_ns = clock_ns
         self._lock = threading.Lock()
         self._idle: list[_Thread] = []
@@ -203,11 +202,17 @@ class ExecutorPool:
 
     # --- threads -----------------------------------------------------------------------------------------------------
 
+    def open(self) -> None:
+        """Start the threads, but for those that there are."""
+        with self._lock:
+            for _ in range(self._threads, self.count):
+                self._start()
+
     def _start(self) -> None:
         """Start a thread, with the lock held. Without room for one, those that there are go on."""
         thread = threading.Thread(target=self._serve, name=f"executor-{self._numbers}", daemon=True)
         try:
-            thread.start()
+            self.start_thread(thread)
         except (RuntimeError, MemoryError) as error:
             logger.error("no thread could be started for the executors (%s); %d go on", error, self._threads)
             return
@@ -215,6 +220,15 @@ class ExecutorPool:
         self._threads += 1
         self._living = [one for one in self._living if one.is_alive()]
         self._living.append(thread)
+
+    @staticmethod
+    def start_thread(thread: threading.Thread) -> None:
+        """Start a thread of the pool.
+
+        Raises:
+            RuntimeError, MemoryError: the system has none left.
+        """
+        thread.start()
 
     def _serve(self) -> None:
         """A thread: do what there is to do until the pool ends."""
@@ -225,12 +239,7 @@ class ExecutorPool:
                 try:
                     then = executor.work(self)
                 except BaseException as death:
-                    logger.error(
-                        "a thread died in a run of %s; it is replaced at once",
-                        executor.name,
-                        exc_info=death,
-                        extra={"executor": executor.name},
-                    )
+                    executor.die(death)
                     del executor
                     self._replace()
                     return
@@ -260,9 +269,8 @@ class ExecutorPool:
         """The calling thread ends, because nobody knows what state it is in."""
         with self._lock:
             self._threads -= 1
-            if not self._ended and self._waiting:
+            if not self._ended and self._threads < self.count:
                 self._start()
-        self._on_death()
 
     def _help(self) -> bool:
         """Start one more thread if executors wait for too long; whether some wait."""
@@ -339,8 +347,6 @@ class ExecutorPool:
 class _Tidying:
     """What a thread does that is to free what it can: nothing."""
 
-    name = "tidying"
-
     def __init__(self) -> None:
         self.share = PoolShare()
         self.done = threading.Event()
@@ -348,3 +354,6 @@ class _Tidying:
     def work(self, pool: ExecutorPool) -> Callable[[], object]:
         """Nothing."""
         return self.done.set
+
+    def die(self, death: BaseException) -> None:
+        """Never called."""

@@ -1,18 +1,32 @@
-"""The executors of a version in the pool: they have its threads while they have batches, and none of their own."""
+"""The executors of a version in the pool: they have its threads while they have batches, and none of their own.
+
+One in whose run a thread died gets no other one until a pause is over, as ``executor_threads`` has it.
+"""
 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
 import trio
 
+from toutates.engine import executor_threads as rules
 from toutates.engine.executor import Executor
-from toutates.engine.executor_threads import LAST_RUN_S, SAID_AFTER_S
 from toutates.engine.pool import ExecutorPool, PoolShare
+from toutates.engine.servable import Host
 
 __all__ = ["PooledExecutors"]
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Deaths:
+    """Of the threads that an executor had: how many in a row, when it got another one, and how many at the end."""
+
+    count: int = 0
+    since: float = 0.0
+    at_the_end: int = 0
 
 
 class PooledExecutors:
@@ -30,54 +44,104 @@ class PooledExecutors:
         self._version = version
         self._executors = executors
         self._pool = pool
-        self._running = len(executors)
-        self._closing = trio.Event()
+        self._count = self._running = len(executors)
+        self._deaths: dict[int, _Deaths] = {}
+        #: that have died, and are not replaced yet
+        self._dead: list[tuple[Executor, int, BaseException]] = []
+        self._pausing = 0
+        #: set by the first death, or when the version is closed
+        self._news = trio.Event()
+        self._closed = trio.Event()
         self._workers_ended = trio.Event()
         self._ended = trio.Event()
+        self._nursery: trio.Nursery | None = None
+        self._host: Host | None = None
 
-    async def run(self) -> None:
+    @property
+    def ready(self) -> bool:
+        """Whether some executor can have a thread."""
+        return self._pausing < self._count
+
+    async def run(self, host: Host) -> None:
         """Return once all executors have ended, or are left behind."""
+        self._host = host
         token = trio.lowlevel.current_trio_token()
-
-        def on_end() -> None:
-            try:
-                token.run_sync_soon(self._count_end)
-            except trio.RunFinishedError:
-                pass  # it was left behind
-
         share = PoolShare()
+        self._pool.open()
         while self._executors:
-            number = len(self._executors) - 1
-            name = f"executor-{number} {self._model} of version {self._version}"
-            self._executors.pop().join_pool(self._pool, name, share, on_end)
-        # One task while the version is served; the others are needed by its end alone.
-        await self._closing.wait()
+            executor = self._executors.pop()
+            executor.join_pool(self._pool, share, _Link(self, token, len(self._executors)))
+            del executor
+        # One task while the version is served; the others are for its end, and for deaths.
+        await self._news.wait()
         async with trio.open_nursery() as nursery:
+            self._nursery = nursery
             nursery.start_soon(self._leave_in_time)
             nursery.start_soon(self._say_what_does_not_end)
+            dead, self._dead = self._dead, []
+            while dead:
+                nursery.start_soon(self._replace, *dead.pop())
             await self._ended.wait()
             nursery.cancel_scope.cancel()
 
     def note_closed(self) -> None:
         """The version is to be freed: its executors end as soon as they have run what they have."""
-        self._closing.set()
+        self._closed.set()
+        self._news.set()
 
     def note_that_workers_ended(self) -> None:
         """Nobody waits for answers any more."""
         self._workers_ended.set()
-        self._closing.set()
+        self._news.set()
 
-    def _count_end(self) -> None:
+    def count_end(self) -> None:
+        """One executor has ended."""
         self._running -= 1
         if not self._running:
             self._ended.set()
 
+    def note_death(self, executor: Executor, number: int, death: BaseException) -> None:
+        """A thread has died in a run of an executor, which waits for another one."""
+        if self._nursery is None:
+            self._dead.append((executor, number, death))
+            self._news.set()
+        else:
+            self._nursery.start_soon(self._replace, executor, number, death)
+
+    async def _replace(self, executor: Executor, number: int, death: BaseException) -> None:
+        host = self._host
+        assert host is not None
+        host.on_death()
+        deaths = self._deaths.setdefault(number, _Deaths())
+        deaths.count = 1 if trio.current_time() - deaths.since >= rules.FORGET_S else deaths.count + 1
+        name = f"executor-{number} {self._model}"
+        pause_s = rules.note_death(name, self._version, deaths.count, death)
+        del death
+        if self._workers_ended.is_set():
+            deaths.at_the_end += 1
+            if deaths.at_the_end == rules.MAX_DEATHS_AT_THE_END:
+                self.count_end()
+                return
+        self._mark(1, host)
+        with trio.move_on_after(pause_s):
+            await self._workers_ended.wait()
+        self._mark(-1, host)
+        deaths.since = trio.current_time()
+        executor.look()
+
+    def _mark(self, more: int, host: Host) -> None:
+        """Count executors that pause, and tell the host if that changes ``ready``."""
+        was_ready = self.ready
+        self._pausing += more
+        if self.ready is not was_ready:
+            host.on_ready_change()
+
     async def _leave_in_time(self) -> None:
         """Stop waiting for runs that have not ended some time after the last worker."""
         await self._workers_ended.wait()
-        await trio.sleep(LAST_RUN_S)
+        await trio.sleep(rules.LAST_RUN_S)
         logger.error(
-            "%d runs of model '%s' version %d have not ended, and are left behind",
+            "%d executors of model '%s' version %d have not ended their runs, and are left behind",
             self._running,
             self._model,
             self._version,
@@ -87,13 +151,33 @@ class PooledExecutors:
 
     async def _say_what_does_not_end(self) -> None:
         """Log it if runs go on for long in a version that is to be freed."""
-        await trio.sleep(SAID_AFTER_S)
-        logger.warning(
-            "version %d of model '%s' has been unloaded for %g s, and %d of its runs have not ended: its memory is not "
-            "freed until they do, and a run that hangs stays until the server is restarted",
-            self._version,
-            self._model,
-            SAID_AFTER_S,
-            self._running,
-            extra={"model": self._model, "version": self._version},
-        )
+        await self._closed.wait()
+        await trio.sleep(rules.SAID_AFTER_S)
+        rules.say_what_does_not_end(self._model, self._version, self._running)
+
+
+class _Link:
+    """Tells the executors' owner, in its thread, what becomes of one of them.
+
+    Args:
+        owner: of the executors.
+        token: of its Trio thread.
+        number: of the executor.
+    """
+
+    def __init__(self, owner: PooledExecutors, token: trio.lowlevel.TrioToken, number: int) -> None:
+        self._owner, self._token, self._number = owner, token, number
+
+    def end(self) -> None:
+        """It has ended. In any thread."""
+        try:
+            self._token.run_sync_soon(self._owner.count_end)
+        except trio.RunFinishedError:
+            pass  # it was left behind
+
+    def die(self, executor: Executor, death: BaseException) -> None:
+        """A thread has died in its run. In that thread."""
+        try:
+            self._token.run_sync_soon(self._owner.note_death, executor, self._number, death)
+        except trio.RunFinishedError:
+            pass

@@ -90,7 +90,7 @@ class RunningVersions:
         anywhere = options.placement.anywhere
         self._pool: ExecutorPool | None = None
         if options.executor_threads:
-            self._pool = ExecutorPool(options.executor_threads, self._take_cpus, anywhere, self._count_death)
+            self._pool = ExecutorPool(options.executor_threads, self._take_cpus, anywhere)
         self._host = Host(self._take_cpus, anywhere, self._count_death, on_ready_change, self._pool)
         self._watching: trio.CancelScope | None = None
 
