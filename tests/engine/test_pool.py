@@ -1,0 +1,163 @@
+"""The pool of threads: who is next, how many threads there are, and that nobody is stopped by somebody else's run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import trio
+import trio.testing
+
+from tests.waiting import wait_until
+from toutates.engine.pool import CREDIT_NS, QUANTUM_NS, ExecutorPool, PoolShare
+
+MS = 1_000_000
+
+
+class Job:
+    """An executor that does one thing each time it has a thread."""
+
+    def __init__(self, do: Callable[[], object] = lambda: None, share: PoolShare | None = None) -> None:
+        self.do = do
+        self.share = share or PoolShare()
+        self.deaths: list[BaseException] = []
+
+    def work(self, pool: ExecutorPool) -> None:
+        """Do it."""
+        self.do()
+
+    def die(self, death: BaseException) -> None:
+        """It has raised an error."""
+        self.deaths.append(death)
+
+
+class Gate(Job):
+    """Keeps a thread until it is opened."""
+
+    def __init__(self, share: PoolShare | None = None) -> None:
+        super().__init__(self._wait, share)
+        self.entered, self.opened = threading.Event(), threading.Event()
+
+    def _wait(self) -> None:
+        self.entered.set()
+        assert self.opened.wait(20)
+
+
+@contextmanager
+def one_thread_at_work() -> Iterator[tuple[ExecutorPool, Gate]]:
+    """A pool of one thread, and what keeps it."""
+    pool, gate = ExecutorPool(1), Gate()
+    pool.put(gate)
+    assert gate.entered.wait(20)
+    try:
+        yield pool, gate
+    finally:
+        gate.opened.set()
+        wait_until(lambda: not pool.is_busy)
+        pool.end()
+
+
+def test_who_has_used_less_time_is_next_and_of_equals_who_came_first() -> None:
+    order: list[str] = []
+    used = {"hot": 5 * QUANTUM_NS, "cold": 0, "late": 1}  # the last two differ by less than a step
+    with one_thread_at_work() as (pool, gate):
+        for name, used_ns in used.items():
+            job = Job(lambda name=name: order.append(name))  # type: ignore[misc]
+            job.share.used_ns = used_ns
+            pool.put(job)
+        gate.opened.set()
+        wait_until(lambda: len(order) == 3)
+    assert order == ["cold", "late", "hot"]
+
+
+def test_a_hot_model_that_asks_again_and_again_does_not_come_before_a_cold_one() -> None:
+    order: list[str] = []
+    with one_thread_at_work() as (pool, gate):
+        hot, runs = Job(), iter(range(100))
+
+        def run() -> None:
+            order.append("hot")
+            pool.charge(hot.share, 30 * MS)
+            if next(runs) < 9:
+                pool.put(hot)
+
+        hot.do = run
+        pool.put(hot)
+        colds = [Job(lambda: order.append("cold")) for _ in range(3)]
+        for cold in colds:
+            pool.put(cold)
+        gate.opened.set()
+        wait_until(lambda: len(order) == 13)
+    assert order == ["hot", "cold", "cold", "cold", *["hot"] * 9]
+
+
+def test_a_model_that_was_idle_has_some_credit_and_no_more() -> None:
+    pool, busy, idle = ExecutorPool(1), Job(), Job()
+    pool.charge(busy.share, 100 * CREDIT_NS)
+    pool.put(idle)
+    assert idle.share.used_ns == 99 * CREDIT_NS
+    wait_until(lambda: not pool.is_busy)
+    pool.end()
+
+
+def test_a_model_has_as_many_threads_as_the_pool_and_the_pool_no_more_than_it_was_given() -> None:
+    pool, gates = ExecutorPool(2), [Gate() for _ in range(3)]
+    for gate in gates:
+        pool.put(gate)
+    assert gates[0].entered.wait(20)
+    assert gates[1].entered.wait(20)
+    assert (pool.threads, pool.waiting) == (2, 1)
+    for gate in gates:
+        gate.opened.set()
+    assert gates[2].entered.wait(20)
+    wait_until(lambda: not pool.is_busy)
+    pool.end()
+
+
+def test_a_run_that_does_not_end_does_not_stop_others_and_its_helper_ends_after_it() -> None:
+    async def main() -> None:
+        with one_thread_at_work() as (pool, gate):
+            done = threading.Event()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(pool.run)
+                pool.put(Job(done.set))
+                assert await trio.to_thread.run_sync(done.wait, 20)
+                gate.opened.set()
+                await trio.to_thread.run_sync(wait_until, lambda: pool.threads == 1)
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def test_a_thread_that_dies_is_replaced_and_its_executor_hears_of_it() -> None:
+    class Ended(BaseException):
+        """What is no Exception."""
+
+    def fail() -> None:
+        raise Ended
+
+    pool, job, done = ExecutorPool(1), Job(fail), threading.Event()
+    pool.put(job)
+    wait_until(lambda: bool(job.deaths))
+    pool.put(Job(done.set))
+    assert done.wait(20)
+    assert pool.threads == 1
+    wait_until(lambda: not pool.is_busy)
+    pool.end()
+
+
+def test_who_waits_for_a_turn_is_looked_after_until_it_has_it() -> None:
+    async def main() -> None:
+        pool, looked = ExecutorPool(1), trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pool.run)
+            await trio.testing.wait_all_tasks_blocked()
+            pool.wait_for_turn("somebody", looked.set)
+            with trio.fail_after(20):
+                await looked.wait()
+            pool.has_turn("somebody")
+            nursery.cancel_scope.cancel()
+        pool.end()
+
+    trio.run(main)
