@@ -82,7 +82,10 @@ DETAILS = {
     "access-file": "It is read again when it changes; see [access.md](access.md)",
     "metrics-models": "See [many models](metrics.md#many-models)",
     "traffic-file": "It is read again when it changes; see [traffic.md](traffic.md)",
-    "model-repository": "Not required where there is `--s3-bucket`",
+    "model-repository": (
+        "Elsewhere than in a folder: `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `as://ACCOUNT/CONTAINER/PREFIX`, "
+        "`hf://ORG/MODEL`, `oci://REGISTRY/REPO:TAG`, `https://HOST/PATH`. Not required where there is `--s3-bucket`"
+    ),
     "model-name": "See [A model alone](model-repository.md#a-model-alone)",
     "load-models": "An unknown name is an error",
     "model-control-mode": "See [Model control](model-repository.md#model-control)",
