@@ -79,6 +79,7 @@ EFFECTS: Final[list[tuple[str, str, str, object]]] = [
     ("--model-load-thread-count", "5", "parallel_loads", 5),
     ("--executor-cpus", "5", "executor_cpus", 5),
     ("--executor-threads", "3", "executor_threads", 3),
+    ("--metrics-models", "7", "metrics_models", 7),
     ("--cpu-pinning", f"{CPU},{CPU}-{CPU}", "cpu_pinning", (CPU,)),
     ("--reuse-port", "true", "reuse_port", True),
     ("--processes", "3", "processes", 3),
