@@ -63,7 +63,6 @@ EFFECTS: Final[list[tuple[str, str, str, object]]] = [
     ("--repository-poll-secs", "0.3", "repository_poll_s", 0.3),
     ("--model-min-stay", "3", "model_min_stay_s", 3.0),
     ("--traffic-file", "t.yaml", "traffic_file", Path("t.yaml")),
-    ("--metrics-models", "7", "metrics_models", 7),
     ("--strict-readiness", "false", "strict_readiness", False),
     ("--exit-on-error", "true", "exit_on_error", True),
     ("--execution-providers", "trt,CUDA,cpu,tensorrt", "execution_providers", ("tensorrt", "cuda", "cpu")),

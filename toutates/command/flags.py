@@ -115,7 +115,6 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
             "model-repository",
             "DIR",
             "serve this folder, or s3://, gs://, as://, hf://, oci:// or https:// and a place there; repeatable",
-            "serve folders (MODEL/VERSION/model.onnx) or s3://, gs://, as://, hf://, oci://, https://; repeatable",
             unset="required",
             repeatable=True,
         ),
