@@ -312,13 +312,18 @@ def test_pinned_executors_and_pools_take_their_cpus_in_turn(tmp_path: Path) -> N
         executors = [of(threads, f"executor-0 {name}", f"executor-1 {name}") for name in ("a", "b")]
         return executors == [sorted([first, last])] * 2 and of(threads, "ort a", "ort b") == pools
 
+    def look() -> None:
+        # Trio keeps the thread for other tests, and it has inherited the manager's CPU.
+        with running_on(allowed_cpus(), allowed_cpus()):
+            wait_until(placed)
+
     async def main() -> None:
         with running_on(placement.manager, allowed_cpus()):
             async with trio.open_nursery() as nursery:
                 manager = manager_in(nursery, placement=placement, sessions=SessionOptions(intra_threads=3))
                 try:
                     await manager.load_all(scan(tmp_path), lambda *progress: None)
-                    await trio.to_thread.run_sync(wait_until, placed)
+                    await trio.to_thread.run_sync(look)
                 finally:
                     manager.stop()
 
