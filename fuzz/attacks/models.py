@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-__all__ = ["VICTIM_ADDS", "build_composed", "build_repository"]
+__all__ = ["VICTIM_ADDS", "build_composed", "build_many", "build_repository", "many_name"]
 
 #: What the model "victim" adds to each element.
 VICTIM_ADDS = 10
@@ -182,6 +182,22 @@ steps:
   - {model: endless, inputs: {INPUT: INPUT}, outputs: {OUTPUT: sent}}
   - {model: shapes, inputs: {INPUT: sent}, outputs: {OUTPUT: OUTPUT}}
 """
+
+
+def many_name(number: int) -> str:
+    """The name of one of the models of ``build_many``."""
+    return f"many{number}"
+
+
+def build_many(root: Path, count: int) -> None:
+    """Write small models: OUTPUT = INPUT + number, INT32 [n, 4], for each number below ``count``."""
+    for number in range(count):
+        _write(
+            root / many_name(number),
+            [helper.make_node("Add", ["INPUT", "number"], ["OUTPUT"])],
+            _tensors(TensorProto.INT32, ["n", 4], TensorProto.INT32, ["n", 4]),
+            [numpy_helper.from_array(np.array(number, np.int32), "number")],
+        )
 
 
 def build_composed(root: Path) -> None:

@@ -5,7 +5,9 @@ That honest requests are all answered, ``run_experiment`` sees to: one that is n
 
 from __future__ import annotations
 
+import re
 import resource
+import urllib.request
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +15,7 @@ import pytest
 
 from fuzz.attacks.experiment import AttackProcess
 from fuzz.attacks.honest import Crowd, HonestError, RawClient
+from fuzz.attacks.models import build_repository
 from fuzz.attacks.registry import ATTACKS
 from tests.attacks.support import (
     MOST_GROWTH_MIB,
@@ -30,7 +33,14 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.long
 
 #: These need a server with other limits, below.
-_ELSEWHERE: Final = {"hold-connections", "vanished-peer", "ensemble-reloads", "wrong-tokens"}
+_ELSEWHERE: Final = {
+    "hold-connections",
+    "vanished-peer",
+    "ensemble-reloads",
+    "wrong-tokens",
+    "unknown-models",
+    "first-requests",
+}
 #: These wait for timers, and so for each other.
 _SLOW: Final = (
     "silent-connections",
@@ -133,6 +143,30 @@ def test_callers_whom_nobody_knows_hold_up_nobody(models: Path, tmp_path: Path) 
         assert process.stop() == 0
         assert "Traceback" not in process.log
         assert process.log.count("\n") < 100, process.log
+
+
+@pytest.mark.parametrize("name", ["unknown-models", "first-requests"])
+def test_models_on_demand_are_there_for_honest_clients(tmp_path: Path, name: str) -> None:
+    attack = ATTACKS[name]
+    root = tmp_path / "models"
+    root.mkdir()
+    build_repository(root)
+    with running(root, tmp_path, [*attack.flags(tmp_path), "--metrics-addr", "127.0.0.1:0"]) as process:
+        outcome = attacked(process, attack)
+        assert_survived(outcome, most_growth_mib=48.0)
+        assert_stopped(outcome.report, attack)
+        expected = "grpc-status 5" if name == "unknown-models" else "grpc-status 0"
+        assert set(outcome.report.answers) == {expected}, outcome.report
+        page = urllib.request.urlopen(f"http://127.0.0.1:{process.http_port}/metrics", timeout=30).read().decode()
+        figures = dict(re.findall(r"^toutates_on_demand_(\w+) (\S+)$", page, re.MULTILINE))
+        assert float(figures["memory_bytes"]) <= float(figures["memory_capacity_bytes"])
+        if name == "unknown-models":
+            assert float(figures["misses_total"]) < 100, "requests for names that nobody has do not wait"
+        else:
+            assert float(figures["evictions_total"]), figures
+        assert process.stop() == 0
+        assert "Traceback" not in process.log
+        assert process.log.count("\n") < 100, process.log[-4000:]
 
 
 # --- too many connections
