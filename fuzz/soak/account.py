@@ -96,6 +96,7 @@ class Account:
         warm_up_name: what it is called.
         late_threads: that the server starts when they are first needed, and keeps.
         reloads: SIGHUPs sent.
+        notes: what else is to be known of it.
         problems: whatever else went wrong.
     """
 
@@ -106,6 +107,7 @@ class Account:
     warm_up_name: str = "each attack made once"
     late_threads: int = 0
     reloads: int = 0
+    notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     def add(self, name: str, entry: Entry) -> None:
@@ -151,6 +153,8 @@ class Account:
                 f"| {sample.threads} |"
             )
         lines += self._trend()
+        for note in self.notes:
+            lines += ["", note]
         verdict = self.verdict()
         lines += ["", "Passed." if not verdict else "**Failed**: " + "; ".join(verdict)]
         return "\n".join(lines) + "\n"

@@ -24,6 +24,7 @@ from fuzz.attacks.wire import INFER, framed, infer_message
 from fuzz.soak import rest_clients
 from fuzz.soak.account import Entry
 from fuzz.soak.cache_clients import run_cached
+from fuzz.soak.demand_clients import ON_DEMAND, run_on_demand
 from fuzz.soak.length_clients import run_lengths
 from fuzz.soak.python_clients import run_decoupled, run_python
 from fuzz.soak.questions import Question
@@ -214,6 +215,7 @@ def clients() -> dict[str, Callable[[Round], Entry]]:
         "Python models, a process of which dies": run_python,
         "decoupled models, one in an ensemble, whose process dies": run_decoupled,
         "response cache, inputs that differ by a bit": run_cached,
+        ON_DEMAND: run_on_demand,
         "shared memory, regions that go and shrink": run_regions,
         "rows of any length": run_lengths,
         "texts of any length": run_texts,

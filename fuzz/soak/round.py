@@ -25,10 +25,12 @@ class Round:
         port: of the server.
         until: when it is over, ``time.monotonic``.
         rng: of this client alone.
+        demand_port: of the server that loads models on demand.
     """
 
-    def __init__(self, port: int, questions: Questions, until: float, rng: random.Random) -> None:
+    def __init__(self, port: int, questions: Questions, until: float, rng: random.Random, demand_port: int = 0) -> None:
         self.port = port
+        self.demand_port = demand_port
         self.questions = questions
         self.until = until
         self.rng = rng

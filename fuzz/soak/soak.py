@@ -17,9 +17,11 @@ from typing import Final
 from fuzz.attacks.experiment import AttackProcess
 from fuzz.attacks.models import build_repository
 from fuzz.attacks.registry import ATTACKS
-from fuzz.soak.account import Account, Entry, take_sample
+from fuzz.soak.account import Account, Entry, Sample, take_sample
 from fuzz.soak.cache_clients import CACHED
 from fuzz.soak.clients import clients
+from fuzz.soak.demand_clients import FLAGS as DEMAND_FLAGS
+from fuzz.soak.demand_clients import ON_DEMAND, build_demand_models, judge_memory
 from fuzz.soak.length_clients import ENCODER, build_encoder
 from fuzz.soak.python_clients import PYTHON_MODELS, build_python_models
 from fuzz.soak.questions import MODELS, Questions
@@ -79,10 +81,13 @@ class Plan:
 class _Soak:
     plan: Plan
     server: ServerProcess
+    demand: ServerProcess
     questions: Questions
     storm: stress.Storm
     reloads: bool
     account: Account = field(default_factory=Account)
+    #: of the server that loads models on demand
+    demand_samples: list[Sample] = field(default_factory=list)
     #: attacks that have not been made since all were last made
     _to_come: list[str] = field(default_factory=list)
     _attacks: int = 0
@@ -92,11 +97,13 @@ class _Soak:
         began = time.monotonic()
         rounds = max(_LEAST_ROUNDS, round(self.plan.seconds / _ROUND_S))
         self.account.samples.append(take_sample(self.server.process.pid, 0.0))
+        self.demand_samples.append(take_sample(self.demand.process.pid, 0.0))
         for number in range(rounds):
             self._run_round(number, self.plan.seconds / rounds)
             self._settle()
             sample = take_sample(self.server.process.pid, time.monotonic() - began)
             self.account.samples.append(sample)
+            self.demand_samples.append(take_sample(self.demand.process.pid, sample.seconds))
             print(f"{sample.seconds:.0f} s: {sample.anonymous_mib:.1f} MiB anonymous", file=sys.stderr, flush=True)
             warm = number + 1 >= rounds // 2 if self.plan.only else self._attacks >= len(_ATTACKS)
             if self.account.warm_up is None and warm:
@@ -110,7 +117,8 @@ class _Soak:
         for name, run in clients().items():
             if self.plan.only not in ("", name):
                 continue
-            around = Round(self.server.port, self.questions, until, random.Random(f"{self.plan.seed} {name} {number}"))
+            rng = random.Random(f"{self.plan.seed} {name} {number}")
+            around = Round(self.server.port, self.questions, until, rng, self.demand.port)
             parties.append(lambda name=name, run=run, around=around: self._add(name, run(around)))  # type: ignore[misc]
         if not self.plan.only:
             parties.append(lambda: self._attack(until, random.Random(f"{self.plan.seed} attacks {number}")))
@@ -124,8 +132,9 @@ class _Soak:
         for thread in threads:
             thread.join()
         self._guard(self.storm.check_calm)
-        if self.server.process.poll() is not None:
-            self.account.problems.append(f"the server ended with {self.server.process.returncode}")
+        for process in (self.server.process, self.demand.process):
+            if process.poll() is not None:
+                self.account.problems.append(f"the server ended with {process.returncode}")
 
     def _guard(self, party: Callable[[], None]) -> None:
         try:
@@ -188,19 +197,29 @@ def soak(plan: Plan, folder: Path) -> Account:
     own = (*stress.MODELS, *MODELS, *PYTHON_MODELS, ENCODER, TEXTS, *SEQUENCES)
     names = [*own, "victim", "shapes", "generator", "sums", CACHED]
     flags = ["--load-models", ",".join(names), "--processing-cores", str(plan.workers), *_FLAGS]
-    with running(models, folder, flags, FRESH) as server:
+    many, many_log = folder / "many", folder / "many_log"
+    many.mkdir()
+    many_log.mkdir()
+    build_demand_models(many)
+    with (
+        running(models, folder, flags, FRESH) as server,
+        running(many, many_log, ("--processing-cores", str(plan.workers), *DEMAND_FLAGS), FRESH) as demand,
+    ):
         storm = stress.Storm(server, kinds, plan.seed, plan.storm_clients)
-        running_soak = _Soak(plan, server, Questions(models, plan.seed), storm, _server_reloads())
+        running_soak = _Soak(plan, server, demand, Questions(models, plan.seed), storm, _server_reloads())
         account = running_soak.account
         if plan.only:
             account.warm_up_name = "half of the time"
         account.late_threads = _LATE_THREADS * plan.workers
         running_soak.run()
         account.add("tritonclient with callbacks, and clients that drop their connection", _entry_of(storm))
-        if server.process.poll() is None and (code := server.stop()):
-            account.problems.append(f"the server ended with {code}")
-        if "Traceback" in server.log:
-            account.problems.append("the server logged a failure:\n" + server.log[-4000:])
+        if demand.process.poll() is None and plan.only in ("", ON_DEMAND):
+            judge_memory(account, running_soak.demand_samples, demand.http_port)
+        for one in (server, demand):
+            if one.process.poll() is None and (code := one.stop()):
+                account.problems.append(f"the server ended with {code}")
+            if "Traceback" in one.log:
+                account.problems.append("the server logged a failure:\n" + one.log[-4000:])
     return account
 
 
