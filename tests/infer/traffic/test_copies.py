@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -65,3 +66,22 @@ def test_large_request_is_not_copied() -> None:
 def test_closed_copies_take_none(copies: Copies) -> None:
     copies.close()
     assert take(copies, 1) is None
+
+
+def test_copy_that_is_freed_by_who_counts_another_one_stops_nobody(copies: Copies) -> None:
+    """Python frees objects between any two steps of a thread, so also where the thread has the lock of the copies."""
+    kept = [take(copies, 10)]
+
+    class Name(str):
+        """Frees the copy while it is looked up."""
+
+        def __hash__(self) -> int:
+            kept.clear()
+            return hash(str(self))
+
+    thread = threading.Thread(target=copies.count, args=((Name("name"), SHADOW.target), "skipped"), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert copies.held == (0, 0)
+    assert skipped(copies) == 1

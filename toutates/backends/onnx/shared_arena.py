@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import threading
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,9 @@ from toutates.system.text import one_line
 __all__ = ["SHRINK_ENTRY", "TINY_MODEL", "USE_SHARED_ENTRY", "give_back_shared_arena", "is_small", "shared_arena"]
 
 logger = logging.getLogger(__name__)
+
+#: Held while the arena is made: models are loaded in several threads, and ONNX Runtime refuses a second one.
+_making = threading.Lock()
 
 #: A model is small whose files take less than this together, bytes.
 SMALL_BYTES: Final = 1024 * 1024
@@ -50,9 +54,14 @@ def is_small(model_path: Path) -> bool:
     return True
 
 
-@functools.cache
 def shared_arena() -> bool:
     """Make the arena, once in a process; whether there is one."""
+    with _making:
+        return _make_arena()
+
+
+@functools.cache
+def _make_arena() -> bool:
     try:
         where = onnxruntime.OrtMemoryInfo(
             "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT

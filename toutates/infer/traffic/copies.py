@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
@@ -122,6 +123,8 @@ class Copies:
         self._lock = threading.Lock()
         self._under_way = 0
         self._bytes = 0
+        #: bytes of copies that are gone, each until somebody has the lock and counts it
+        self._gone: deque[int] = deque()
         self._counts: dict[tuple[str, Target], ShadowCounts] = {}
         self._thread: threading.Thread | None = None
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -190,6 +193,7 @@ class Copies:
 
     def _reserve(self, size: int) -> bool:
         with self._lock:
+            self._count_gone()
             if self._closed or self._under_way >= self._most or self._bytes + size > self._most_bytes:
                 return False
             self._under_way += 1
@@ -198,6 +202,7 @@ class Copies:
 
     def _grow(self, kept: Copy, size: int) -> bool:
         with self._lock:
+            self._count_gone()
             if self._bytes + size > self._most_bytes:
                 return False
             self._bytes += size
@@ -205,10 +210,18 @@ class Copies:
             return True
 
     def give_back(self, size: int) -> None:
-        """A copy is gone that held so many bytes."""
-        with self._lock:
+        """A copy is gone that held so many bytes.
+
+        It takes no lock: a copy may be freed in any thread between any two of its steps, with the lock held too. So
+        does free-threaded Python with what another thread had last.
+        """
+        self._gone.append(size)
+
+    def _count_gone(self) -> None:
+        """Count the copies that are gone. The lock is held."""
+        while self._gone:
+            self._bytes -= self._gone.popleft()
             self._under_way -= 1
-            self._bytes -= size
 
     # --- the thread --------------------------------------------------------------------------------------------------
 
@@ -301,7 +314,9 @@ class Copies:
     @property
     def held(self) -> tuple[int, int]:
         """How many copies are under way, and how many bytes they hold."""
-        return self._under_way, self._bytes
+        with self._lock:
+            self._count_gone()
+            return self._under_way, self._bytes
 
     def close(self) -> None:
         """Take no more copies, and end the thread once it has done what it is at."""
