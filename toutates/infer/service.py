@@ -268,7 +268,8 @@ class InferService:
             again()
         except NotLoaded as missing:  # it has left again meanwhile
             try:
-                self._park(call, missing)
+                # As ``again`` is, which may know whose request it is.
+                InferService._wait(self, missing.model, call, message, again)
             except RequestError as error:
                 self._refuse_late(call, error)
         except RequestError as error:
