@@ -399,6 +399,28 @@ def test_names_are_no_way_round_the_access_rules(tmp_path: Path, transport: str)
         client.close()
 
 
+@pytest.mark.parametrize("transport", ["gRPC", "REST"])
+def test_names_are_no_way_round_the_access_rules_to_a_model_that_is_loaded_first(
+    tmp_path: Path, transport: str
+) -> None:
+    root = tmp_path / "models"
+    add_model(root, "theirs", versioned_model(2), 1)
+    (root / "traffic.yaml").write_text("aliases: {mine-alias: theirs}\n")
+    (tmp_path / "access.yaml").write_text(ACCESS)
+    (tmp_path / "server").mkdir()
+    flags = ["--model-control-mode", "on-demand", "--http-addr", "127.0.0.1:0"]
+    with running(root, tmp_path / "server", [*flags, "--access-file", str(tmp_path / "access.yaml")]) as server:
+        rest = transport == "REST"
+        module = httpclient if rest else triton
+        client = module.InferenceServerClient(f"127.0.0.1:{server.rest_port}" if rest else server.address)
+        headers = {"authorization": bearer("sk-narrow").decode()}
+        with pytest.raises(module.InferenceServerException, match="may not use"):
+            client.get_model_metadata("mine-alias", headers=headers)
+        headers = {"authorization": bearer("sk-both").decode()}
+        assert client.get_model_metadata("mine-alias", headers=headers)
+        client.close()
+
+
 def test_change_is_refused_where_models_are_not_changed_by_request(tmp_path: Path) -> None:
     root = tmp_path / "models"
     add_model(root, "mine", versioned_model(1), 1)

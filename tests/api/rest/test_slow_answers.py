@@ -5,14 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.waiting import wait_until
+from toutates.api.rest import slow_answers
 from toutates.api.rest.answers import Answer, json_answer
-from toutates.api.rest.slow_answers import SlowAnswers
+from toutates.api.rest.slow_answers import CHEAP_NS, SlowAnswers
 from toutates.models.table import ModelTable
 from toutates.net.side_thread import SideThread
 from toutates.system.errors import InvalidRequest
@@ -63,10 +65,10 @@ def slow(worker: Worker, state: SimpleNamespace) -> Iterator[SlowAnswers]:
     side.stop()
 
 
-def ask(slow: SlowAnswers, make: Callable[[], Answer]) -> Caller:
+def ask(slow: SlowAnswers, make: Callable[[], Answer], key: str = "key") -> Caller:
     caller = Caller()
     call: Any = caller
-    slow.answer(call, "key", make)
+    slow.answer(call, key, make)
     return caller
 
 
@@ -146,3 +148,25 @@ def test_without_a_thread_the_next_call_is_not_lost(
     caller = ask(slow, lambda: json_answer(2))
     worker.run(1)
     assert caller.answers == [json_answer(2)]
+
+
+def test_answers_of_callers_that_come_and_go_are_not_kept_for_ever(
+    slow: SlowAnswers, worker: Worker, state: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slow_answers, "MOST_KEPT", 3)
+    for number in range(5):
+        ask(slow, partial(answer_after, CHEAP_NS / 1e6 + 1), key=f"caller {number}")
+        worker.run(1)
+    assert len(slow._made) == 3
+    state.table = OTHER  # what is kept keeps no model of a table that is gone
+    ask(slow, partial(answer_after, CHEAP_NS / 1e6 + 1), key="another one")
+    worker.run(1)
+    assert [made.table for made in slow._made.values()] == [OTHER]
+    ask(slow, partial(answer_after, 0), key="one that took no time")
+    worker.run(1)
+    assert len(slow._made) == 1
+
+
+def answer_after(ms: float) -> Answer:
+    spend(ms)
+    return json_answer({})

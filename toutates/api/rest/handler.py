@@ -172,10 +172,11 @@ class RestHandler:
                 return self._admit_answer(head, refusal(error))
             most = self._worker.limits.max_message_size
             return _admit(head, doors.within(visit, partial(self._ask, route)), most)
-        ask: Callable[[RestHttpCall], None] = partial(self._ask, route)
+        ask: Callable[[RestHttpCall], None] = doors.within(visit, partial(self._ask, route))
         if route.model:
+            # Around the doors: a request that has waited is its caller's still.
             ask = waiting_for_model(ask, self._parking, self._worker)
-        return _admit(head, doors.within(visit, ask), MAX_BODY)
+        return _admit(head, ask, MAX_BODY)
 
     def fail(self, call: RestHttpCall, error: RequestError) -> None:
         """Answer a request with an error."""

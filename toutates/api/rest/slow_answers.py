@@ -26,6 +26,8 @@ CHEAP_NS: Final = 1_000_000
 #: Any other one is sent again for this many times as long as it took, and for LONGEST_NS at most.
 COST_SHARE: Final = 10
 LONGEST_NS: Final = 2_000_000_000
+#: Answers that are kept at a time. Callers who may use some models only have their own.
+MOST_KEPT: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,12 @@ class SlowAnswers:
         return partial(self._keep, calls, key, outcome, table, spent_ns)
 
     def _keep(self, calls: list[RestHttpCall], key: Hashable, answer: Answer, table: ModelTable, spent_ns: int) -> None:
-        self._made[key] = _Made(answer, table, self.worker.now_ns, spent_ns)
+        now, now_ns = self.get_table(), self.worker.now_ns
+        # Only those that may be sent again: they keep a table of models, and callers come and go.
+        self._made = {key: made for key, made in self._made.items() if made.holds(now, now_ns)}
+        made = _Made(answer, table, now_ns, spent_ns)
+        if len(self._made) < MOST_KEPT and made.holds(now, now_ns):
+            self._made[key] = made
         self._send(calls, answer)
 
     def _send(self, calls: list[RestHttpCall], answer: Answer) -> None:
