@@ -127,6 +127,7 @@ class Member:
         devices: Sequence[int] = (),
     ) -> None:
         self.executors = [weakref.ref(executor) for executor in executors]
+        self.on_cpu = on_cpu and bool(self.executors)
         self.has_target = due_ns is not None
         self.due_ns = due_ns
         self.quick_ns = quick_ns
@@ -158,7 +159,10 @@ class Arbiter:
         self._resources = resources
         self._order = Order(None, resources, clock_ns)
         self._turns: dict[Claim, Turn] = {}
-        self._members: list[Member] = []
+        #: in the order in which they came, as keys
+        self._members: dict[Member, None] = {}
+        #: how many of them have a latency target
+        self._timed = 0
 
     # --- versions ----------------------------------------------------------------------------------------------------
 
@@ -170,15 +174,16 @@ class Arbiter:
         """
         with self._lock:
             self._add_needs(member)
-            self._members.append(member)
-            self._settle()
+            self._members[member] = None
+            self._count(member, 1)
+            self._settle(member)
 
     def remove(self, member: Member) -> None:
         """A version is being unloaded: what it still has to run needs no resource, and soon no turn."""
         with self._lock:
             if member not in self._members:
                 return
-            self._members.remove(member)
+            del self._members[member]
             if self._resources is not None:
                 for instance in member.instances:
                     self._resources.remove(instance.needs)
@@ -186,7 +191,7 @@ class Arbiter:
             for reference in member.executors:
                 if (executor := reference()) is not None:
                     executor.turn = None
-            self._settle()
+            self._count(member, -1)
             self._grant()
 
     def _add_needs(self, member: Member) -> None:
@@ -203,23 +208,29 @@ class Arbiter:
                 resources.remove(instance.needs)
             raise
 
-    def _settle(self) -> None:
-        """Have executors wait, or wait no longer, by what versions there are."""
+    def _count(self, member: Member, more: int) -> None:
+        """One member more, or less. Only with the first latency target, and without the last, others are looked at."""
         order = self._order
-        is_timed = any([member.has_target for member in self._members])
-        order.permits = self._permits if is_timed else None
-        order.shares = sum([any([one.takes_permit for one in member.instances]) for member in self._members])
-        for member in self._members:
-            for reference, instance in zip(member.executors, member.instances, strict=True):
-                executor = reference()
-                if executor is None:
-                    continue
-                waits = self._resources is not None or (is_timed and instance.takes_permit)
-                if waits and executor.turn is None:
-                    quick_ns = 0 if self._resources is not None else member.quick_ns
-                    executor.turn = Turn(self, instance, member.due_ns, quick_ns)
-                elif not waits:
-                    executor.turn = None
+        order.shares += more * member.on_cpu
+        self._timed += more * member.has_target
+        permits = self._permits if self._timed else None
+        if order.permits != permits:
+            order.permits = permits
+            for one in self._members:
+                self._settle(one)
+
+    def _settle(self, member: Member) -> None:
+        """Have a version's executors wait, or wait no longer, by what versions there are."""
+        for reference, instance in zip(member.executors, member.instances, strict=True):
+            executor = reference()
+            if executor is None:
+                continue
+            waits = self._resources is not None or (self._timed > 0 and instance.takes_permit)
+            if waits and executor.turn is None:
+                quick_ns = 0 if self._resources is not None else member.quick_ns
+                executor.turn = Turn(self, instance, member.due_ns, quick_ns)
+            elif not waits:
+                executor.turn = None
 
     # --- turns -------------------------------------------------------------------------------------------------------
 
