@@ -102,6 +102,7 @@ def test_of_very_many_models_those_that_are_not_ready_are_listed_and_the_rest_co
     records = startup_records(table, ["A"], 1.25)
     assert len(records) == 2
     assert records[0]["versions"] == summary
+    assert lines(*many)[1:] == ["300 versions of 300 models: 300 are ready, none is not; RepositoryIndex has all"]
 
 
 def test_programs_get_the_same_as_records() -> None:

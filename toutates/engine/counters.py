@@ -256,6 +256,8 @@ class VersionCounters:
     def requests(self) -> WorkerCounters:
         """The workers' counters added up; ``last_ms`` is the latest."""
         total = WorkerCounters()
+        if not self.workers:
+            return total
         for counter in fields(WorkerCounters):
             values = [getattr(worker, counter.name) for worker in self.workers]
             if counter.name == "last_ms":
@@ -286,4 +288,6 @@ class VersionCounters:
 
 
 def _add_up(buckets: list[list[int]]) -> list[int]:
+    if len(buckets) == 1:
+        return buckets[0].copy()
     return list(map(sum, zip(_buckets(), *buckets, strict=True)))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -24,7 +26,7 @@ from toutates.repositories.interface import Repository
 from toutates.repositories.opening import open_repositories
 from toutates.server.options import Options
 from toutates.server.shutdown import Shutdown
-from toutates.server.startup_table import placement_records, placement_table, startup_records, startup_table
+from toutates.server.startup_table import MOST_ROWS, placement_records, placement_table, startup_records, startup_table
 from toutates.system.errors import ToutatesError
 from toutates.system.logs.progress import ProgressLine
 from toutates.system.logs.setup import Logs
@@ -37,6 +39,10 @@ logger = logging.getLogger(__name__)
 #: How long the start waits for a directory that another container or a mount puts in place, and how often it looks.
 _LATE_S: Final = 10.0
 _LOOK_S: Final = 0.1
+#: Between two lines of the log that tell how far loading is, where there are very many versions. Seconds.
+_PROGRESS_S: Final = 2.0
+#: While the models are loaded, the garbage collector looks at new objects when there are so many more.
+_GC_THRESHOLD: Final = 50_000
 
 
 class FirstLoad:
@@ -88,7 +94,10 @@ class FirstLoad:
             nursery.start_soon(cancel_when_stopping)
             seen = await self._look()
             folders = await fetch_all(seen.found, self._placement.anywhere)
-            await manager.load_all(folders, ProgressLine(logger, "loaded %d of %d: %s").show)
+            period_s = _PROGRESS_S if sum(len(folder.versions) for folder in folders) > MOST_ROWS else 0.0
+            line = ProgressLine(logger, "loaded %d of %d: %s", period_s)
+            with _less_garbage_collection():
+                await manager.load_all(folders, line.show)
             control.begin(seen.found, folders, seen.late)
             await control.load_missing()
             if demand is not None:
@@ -176,3 +185,16 @@ def _late(directories: Sequence[Path]) -> list[Path]:
         for path in directories
         if not os.path.exists(path) and (os.path.islink(path) or os.path.isdir(os.path.dirname(os.path.abspath(path))))
     ]
+
+
+@contextmanager
+def _less_garbage_collection() -> Iterator[None]:
+    """Have the garbage collector look seldom: nearly all that is made meanwhile stays, and it would visit it over and
+    over.
+    """
+    threshold = gc.get_threshold()
+    gc.set_threshold(_GC_THRESHOLD, *threshold[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*threshold)

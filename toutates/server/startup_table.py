@@ -15,7 +15,7 @@ from toutates.system.placement import Placement
 from toutates.system.text import printable
 from toutates.system.topology import Topology, format_cpu_list
 
-__all__ = ["placement_records", "placement_table", "startup_records", "startup_table"]
+__all__ = ["MOST_ROWS", "placement_records", "placement_table", "startup_records", "startup_table"]
 
 #: Versions that the table lists one by one.
 MOST_ROWS: Final = 200
@@ -43,7 +43,7 @@ def startup_table(table: ModelTable, providers: list[str], seconds: float, why_e
     widths[3] = max((len(row[3]) for row in rows if row[4]), default=0)
     lines = [" ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     if len(rows) == 1:
-        lines = [why_empty or table.unready_reason or "no models"]
+        lines = [] if summary else [why_empty or table.unready_reason or "no models"]
     head = (
         f"{describe_interpreter()}; onnxruntime {onnxruntime.__version__}, {', '.join(providers)}; "
         f"loaded in {seconds:.1f} s"

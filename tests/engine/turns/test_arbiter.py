@@ -45,6 +45,35 @@ def test_executors_hear_nothing_of_it_until_a_version_has_a_target() -> None:
     assert all(one.turn is None for one in plain)
 
 
+def test_versions_that_come_and_leave_are_looked_at_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+    settle = Arbiter._settle
+
+    def counted(arbiter: Arbiter, member: Member) -> None:
+        nonlocal looks
+        looks += 1
+        settle(arbiter, member)
+
+    monkeypatch.setattr(Arbiter, "_settle", counted)
+    arbiter = Arbiter(2)
+    executors = [TakesTurns() for _ in range(100)]
+    members = [Member([executor]) for executor in executors]
+    for own in members:
+        arbiter.add(own)
+    assert looks == 100
+    timed = [Member([TakesTurns()], due_ns=lambda batch: 0) for _ in range(10)]
+    for own in timed:
+        arbiter.add(own)
+    assert looks == 100 + 101 + 10
+    assert all(executor.turn is not None for executor in executors)
+    for own in (*timed[:9], *members[:50]):
+        arbiter.remove(own)
+    assert looks == 211
+    arbiter.remove(timed[9])
+    assert looks == 211 + 50
+    assert all(executor.turn is None for executor in executors)
+
+
 def test_executors_are_not_kept_alive() -> None:
     arbiter = Arbiter(2)
     executor = TakesTurns()
