@@ -13,10 +13,10 @@ from toutates.bench.measured import SHARES
 from toutates.bench.report import Point, Report
 from toutates.bench.svg import Bars, Line, Plot, draw, shown
 
-__all__ = ["write_html"]
+__all__ = ["STYLE", "write_html"]
 
 #: Okabe and Ito's palette, which most colour-blind readers tell apart; lighter where the page is dark.
-_STYLE: Final = """
+STYLE: Final = """
 :root { --ground: #fbfbfa; --card: #fff; --ink: #1b1f24; --soft: #656d76; --rule: #e3e5e8;
   --c1: #0072b2; --c2: #d55e00; --c3: #009e73; --c4: #cc79a7;
   --good: #1a7f37; --bad: #b42318; color-scheme: light dark; }
@@ -68,7 +68,7 @@ def write_html(report: Report) -> str:
         [
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{escape(report.title)}</title><style>{_STYLE}</style></head><body><main>",
+            f"<title>{escape(report.title)}</title><style>{STYLE}</style></head><body><main>",
             f"<h1>{escape(report.title)}</h1>",
             f'<p class="soft">Measured by toutates bench, {escape(report.begun)}</p>',
             *_verdicts(report),

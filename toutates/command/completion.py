@@ -28,6 +28,7 @@ _ABOUT: Final[Mapping[str, str]] = MappingProxyType(
         "import": "make a model of a folder of sentence-transformers, or of an archive of TorchServe",
         "init": "write a repository to begin with",
         "bench": "measure a server",
+        "tune": "find the best configuration of a model",
         "completion": "print a script like this one",
     }
 )

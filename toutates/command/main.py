@@ -1,8 +1,8 @@
 """The command line: ``toutates`` serves, as ``toutates serve`` and ``tritonserver`` do; ``toutates probe`` checks a
-server's health, ``toutates bench`` measures a server, ``toutates check`` reads a repository, ``toutates config`` shows
-what a model's configuration comes to, and ``toutates import`` makes a model of a folder of sentence-transformers or of
-an archive of TorchServe, ``toutates init`` writes a repository to begin with, and ``toutates completion`` a script for
-a shell.
+server's health, ``toutates bench`` measures a server, ``toutates tune`` finds a model's best configuration,
+``toutates check`` reads a repository, ``toutates config`` shows what a model's configuration comes to, and ``toutates
+import`` makes a model of a folder of sentence-transformers or of an archive of TorchServe, ``toutates init`` writes a
+repository to begin with, and ``toutates completion`` a script for a shell.
 
 Exit codes: 0 after a clean end, 1 after a failure, 2 for a command line or configuration that cannot be used.
 """
@@ -58,6 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _init(arguments[1:])
         if arguments[:1] == ["bench"]:
             return _bench(arguments[1:])
+        if arguments[:1] == ["tune"]:
+            return _tune(arguments[1:])
         if arguments[:1] == ["completion"]:
             return _completion(arguments[1:])
         return _serve(parse_options(arguments))
@@ -171,6 +173,16 @@ def _bench(arguments: list[str]) -> int:
     from toutates.command.bench.running import bench
 
     return bench(bench_parser().parse_args(arguments))
+
+
+def _tune(arguments: list[str]) -> int:
+    from toutates.command.tune.parser import tune_parser
+
+    parsed = tune_parser().parse_args(arguments)
+    prepare_onnxruntime()
+    from toutates.command.tune.running import run_tune
+
+    return run_tune(parsed)
 
 
 def _check(arguments: list[str]) -> int:

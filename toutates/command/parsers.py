@@ -9,6 +9,7 @@ from typing import Final
 from toutates.command.bench.parser import bench_parser
 from toutates.command.flags import FLAGS
 from toutates.command.parser import Parser, add_flags
+from toutates.command.tune.parser import tune_parser
 from toutates.command.values import model_name, positive, seconds
 
 __all__ = [
@@ -189,6 +190,7 @@ PARSERS: Final[Mapping[str, Callable[[], Parser]]] = MappingProxyType(
         "import": import_parser,
         "init": init_parser,
         "bench": bench_parser,
+        "tune": tune_parser,
         "completion": completion_parser,
     }
 )

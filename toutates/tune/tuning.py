@@ -1,0 +1,291 @@
+"""Tunes a model: a short profile, a measured search, and the best against the configuration as it is, in turns."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from toutates.bench.comparison import block_order
+from toutates.tune.constraints import Constraint
+from toutates.tune.measuring import Bench, Sample
+from toutates.tune.scores import UNUSABLE, Score, score_of
+from toutates.tune.search import Point, batch_of_profile, climb, fit_line
+from toutates.tune.space import Space
+from toutates.tune.turns import NARROW, Verdict, block_ratio, verdict_of
+
+__all__ = ["MOST_BLOCKS", "Trial", "Tuning", "Wanted", "shown_changes", "tune"]
+
+#: Blocks of four loads that best and default are compared by, at most.
+MOST_BLOCKS: Final = 8
+#: Rows of the larger requests of the profile, at most.
+_PROFILE_ROWS: Final = 16
+#: Candidates that are compared with the configuration as it is, if constraints do not hold for the first one there.
+_FINALISTS: Final = 2
+#: Of the axes, the first ones interact: rows, executors, threads and delay.
+_PAIRED: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is searched.
+
+    Attributes:
+        objective: one of OBJECTIVES.
+        constraints: that have to hold.
+        points: configurations to measure, at most.
+    """
+
+    objective: str
+    constraints: Sequence[Constraint]
+    points: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A configuration that was measured.
+
+    Attributes:
+        changes: keys that differ from the configuration as it is.
+        sample: what came of it.
+        score: of that.
+    """
+
+    changes: Mapping[str, Any]
+    sample: Sample
+    score: Score
+
+
+@dataclass(slots=True)
+class Tuning:
+    """What there is, also while it is being found.
+
+    Attributes:
+        model: its name.
+        wanted: what was searched.
+        load: in words.
+        profile: "a" and "b" of time = a + b x rows, in microseconds; empty for a model that does not batch.
+        trials: in their order; the first is the configuration as it is.
+        best: changes of the best; empty for none.
+        final: figures of both, over the loads in turns: as it is, and the best.
+        verdict: of these; None if there was nothing to compare.
+        chosen: the configuration to write, all keys; None for the one that there is.
+        missed: which constraints do not hold whatever is set, and the best value that was reached.
+        notes: what else is to be known.
+        missed_in_turns: whether the last comparison ended because constraints did not hold, or a load failed.
+        stopped: whether it was interrupted.
+        begun: when.
+    """
+
+    model: str
+    wanted: Wanted
+    load: str
+    profile: dict[str, float] = field(default_factory=dict)
+    trials: list[Trial] = field(default_factory=list)
+    best: Mapping[str, Any] = field(default_factory=dict)
+    final: list[dict[str, float]] = field(default_factory=list)
+    verdict: Verdict | None = None
+    chosen: dict[str, Any] | None = None
+    missed: list[tuple[Constraint, float | None]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    missed_in_turns: bool = False
+    stopped: bool = False
+    begun: str = field(default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
+
+
+def tune(bench: Bench, space: Space, tuning: Tuning, tell: Callable[[str], None] = lambda _: None) -> None:
+    """Fill a tuning. What was found until an interrupt is in it.
+
+    Args:
+        bench: with the configuration as it is loaded.
+        space: what to try.
+        tuning: empty.
+        tell: is told what happens, a line each.
+
+    Raises:
+        ServerFailed: the server ended, and does not start again.
+        Refused, Unreachable, LoadFailed: the profile cannot be made.
+        KeyboardInterrupt: it was interrupted.
+    """
+    starts = [space.start]
+    if profiled := _profile(bench, space, tuning, tell):
+        starts += profiled
+    by_point = _search(bench, space, starts, tuning, tell)
+    ranked = sorted(
+        (point for point in by_point if not by_point[point].score.excess),
+        key=lambda point: -by_point[point].score.value,
+    )
+    if not ranked:
+        tuning.missed = _missed(tuning)
+        return
+    for point in [point for point in ranked if point != space.start][:_FINALISTS]:
+        # One that was no better in the search is not compared, unless constraints do not hold as it is.
+        if not by_point[point].score.beats(by_point[space.start].score):
+            break
+        tuning.best = space.changes(point)
+        tell(f"in turns: as it is, and {shown_changes(tuning.best)}")
+        if _compare(bench, space, point, tuning, tell):
+            tuning.chosen = space.config(point)
+            return
+        if not tuning.missed_in_turns:
+            return
+
+
+def _profile(bench: Bench, space: Space, tuning: Tuning, tell: Callable[[str], None]) -> list[Point]:
+    """Starting points by what a run costs by itself, and for each row."""
+    sizes = next((axis.values for axis in space.axes if axis.name == "batch_size"), None)
+    if not sizes:
+        return []
+    rows = min(_PROFILE_ROWS, int(space.base["batch_size"]))
+    if rows < 2:
+        return []
+    samples = [(count, bench.of_rows(count)) for count in (1, rows)]
+    times = [(float(count), one.infer_us) for count, one in samples if one.infer_us is not None and not one.fault]
+    if len(times) < 2:
+        tuning.notes.append("no profile: the server does not count how long the model computes")
+        return []
+    fixed, per_row = fit_line(times)
+    tuning.profile = {"a": fixed, "b": per_row}
+    tell(f"profile: a run takes {fixed:.1f} us and {per_row:.2f} us for each row")
+    bound_us = min(
+        (one.bound / 1e3 for one in tuning.wanted.constraints if one.figure.startswith("p")),
+        default=None,
+    )
+    batch = batch_of_profile(fixed, per_row, max(sizes), bound_us)
+    return [space.near(space.start, {"batch_size": batch})]
+
+
+def _search(
+    bench: Bench, space: Space, starts: Sequence[Point], tuning: Tuning, tell: Callable[[str], None]
+) -> dict[Point, Trial]:
+    wanted, by_point = tuning.wanted, dict[Point, Trial]()
+    steps = climb([len(axis.values) for axis in space.axes], starts, wanted.points, _PAIRED)
+    try:
+        point = next(steps)
+        while True:
+            trial = by_point[point] = _try(bench, space, point, wanted)
+            tuning.trials.append(trial)
+            tell(f"{len(by_point):3}  {_figures(trial.sample)}  {shown_changes(trial.changes) or 'as it is'}")
+            point = steps.send(trial.score)
+    except StopIteration:
+        pass
+    if len(by_point) >= wanted.points:
+        tuning.notes.append(f"the search ended after {wanted.points} configurations; --points allows more")
+    return by_point
+
+
+def _try(bench: Bench, space: Space, point: Point, wanted: Wanted) -> Trial:
+    sample = bench.candidate(space.config(point))
+    of_memory = [one for one in wanted.constraints if one.figure == "memory"]
+    if not sample.fault and any(one.excess(sample.figures.get("memory")) for one in of_memory):
+        # A process may hold what earlier configurations needed; one that was just started does not.
+        sample = bench.candidate(space.config(point), afresh=True)
+    score = UNUSABLE if sample.fault else score_of(sample.figures, wanted.objective, wanted.constraints)
+    return Trial(space.changes(point), sample, score)
+
+
+def _compare(bench: Bench, space: Space, point: Point, tuning: Tuning, tell: Callable[[str], None]) -> bool:
+    """Measure both in turns; whether the configuration of the point is better, and constraints hold for it."""
+    wanted = tuning.wanted
+    tuning.verdict, tuning.final, tuning.missed_in_turns = None, [], False
+    points = (space.start, point)
+    found: tuple[list[Mapping[str, float]], list[Mapping[str, float]]] = ([], [])
+    ratios: list[float] = []
+    doubts = 0
+    rng = np.random.default_rng()
+    for _ in range(MOST_BLOCKS):
+        block = []
+        for which in block_order(rng):
+            sample = bench.candidate(space.config(points[which]))
+            if sample.fault:
+                tuning.notes.append(f"in turns, {'the best' if which else 'as it is'}: {sample.fault}")
+                tuning.missed_in_turns = True
+                return False
+            doubts += bool(sample.doubt)
+            found[which].append(sample.figures)
+            # Without constraints: those are looked at over all loads together.
+            block.append((which, score_of(sample.figures, wanted.objective, ()).value))
+        ratios.append(block_ratio(block))
+        tuning.final = [_mean(one) for one in found]
+        if len(ratios) > 1:
+            tuning.verdict = verdict_of(ratios)
+            tell(f"     {tuning.verdict.text()}")
+            if tuning.verdict.settled:
+                break
+    if doubts:
+        tuning.notes.append(
+            f"in {doubts} of {4 * len(ratios)} loads the client had too little of the machine; the difference may be "
+            "greater than was measured"
+        )
+    if tuning.verdict is not None and not tuning.verdict.settled:
+        tuning.notes.append(
+            f"the interval is still wider than {NARROW:.0%} after {len(ratios)} blocks: the machine has other things "
+            "to do, or --seconds-per-point is too short"
+        )
+    return _stands(tuning, _fresh_memory(bench, space, points, tuning))
+
+
+def _fresh_memory(bench: Bench, space: Space, points: Sequence[Point], tuning: Tuning) -> list[dict[str, float]]:
+    """The figures in turns, with the memory of servers that had one configuration each, where it matters."""
+    if any(one.figure == "memory" for one in tuning.wanted.constraints):
+        for figures, one in zip(tuning.final, points, strict=True):
+            sample = bench.candidate(space.config(one), afresh=True)
+            if "memory" in sample.figures:
+                figures["memory"] = sample.figures["memory"]
+    return tuning.final
+
+
+def _stands(tuning: Tuning, final: Sequence[Mapping[str, float]]) -> bool:
+    assert tuning.verdict is not None
+    before, after = (sum(one.excess(side.get(one.figure)) for one in tuning.wanted.constraints) for side in final)
+    if after:
+        tuning.notes.append(f"constraints did not hold in turns for {shown_changes(tuning.best)}")
+        tuning.missed_in_turns = True
+        return False
+    if before:
+        tuning.notes.append("constraints do not hold for the configuration as it is, and do for the best")
+        return True
+    return tuning.verdict.better
+
+
+def _missed(tuning: Tuning) -> list[tuple[Constraint, float | None]]:
+    """The constraints that held for no configuration; all of them, if each held for some but never together."""
+    usable = [one.sample.figures for one in tuning.trials if not one.sample.fault]
+    missed = []
+    for constraint in tuning.wanted.constraints:
+        values = [figures[constraint.figure] for figures in usable if constraint.figure in figures]
+        best = (max if constraint.at_least else min)(values) if values else None
+        if constraint.excess(best):
+            missed.append((constraint, best))
+    if not missed and usable and tuning.wanted.constraints:
+        closest = min(tuning.trials, key=lambda one: one.score.excess)
+        tuning.notes.append("each constraint holds for some configuration, and never all together")
+        missed = [
+            (one, closest.sample.figures.get(one.figure))
+            for one in tuning.wanted.constraints
+            if one.excess(closest.sample.figures.get(one.figure))
+        ]
+    return missed
+
+
+def _mean(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    known = [name for name in figures[0] if all(name in one for one in figures)]
+    return {name: sum(one[name] for one in figures) / len(figures) for name in known}
+
+
+def shown_changes(changes: Mapping[str, Any]) -> str:
+    """Keys with their values, for people."""
+    return ", ".join(f"{name.removeprefix('session.')} {_value(value)}" for name, value in changes.items())
+
+
+def _value(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _figures(sample: Sample) -> str:
+    if sample.fault:
+        return f"cannot be used: {sample.fault}"
+    return f"{sample.figures['rate']:9,.0f} requests/s, p99 {sample.figures.get('p99', 0) / 1e6:.3g} ms"
