@@ -1,0 +1,169 @@
+"""``toutates tune`` with real servers: what it finds and writes, what it leaves alone, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import onnx
+import pytest
+import yaml
+
+from examples.make_repository import mlp
+from tests.e2e.process import ROOT, environment, running
+from tests.waiting import PATIENCE_S
+from toutates.command.main import main
+
+#: Runs of one row each, which is far from the best.
+SINGLE_ROWS = """\
+backend: supertensor
+batch_size: 1
+capacity: 256
+num_executors: 1
+allocator: cpu
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """The MLP, configured badly."""
+    folder = tmp_path / "models" / "mlp"
+    (folder / "1").mkdir(parents=True)
+    onnx.save(mlp().model, folder / "1" / "model.onnx")
+    (folder / "1" / "config.yaml").write_text(SINGLE_ROWS)
+    return folder
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(280)  # some seconds each on an idle machine
+def test_tuned_configuration_of_the_mlp_loads_and_is_not_worse(model: Path, tmp_path: Path) -> None:
+    before = files_of(model)
+    output, told, page = tmp_path / "tuned", tmp_path / "t.json", tmp_path / "t.html"
+    flags = ["--points=6", "--seconds-per-point=0.3", f"--output={output}", f"--json={told}", f"--html={page}"]
+    assert main(["tune", str(model), *flags]) == 0
+    assert files_of(model) == before
+    found = json.loads(told.read_text())
+    assert len(found["trials"]) == 6
+    assert found["trials"][0]["changes"] == {}
+    assert all(one["requests_per_second"] > 0 and not one["fault"] for one in found["trials"])
+    assert page.read_text().count("<svg") == 2
+    if found["ratio"] is not None and found["chosen"]:
+        assert found["ratio"]["low"] > 1
+    assert output.exists() is found["chosen"]
+    if not found["chosen"]:  # the machine was too busy to tell
+        return
+    written = yaml.safe_load((output / "config.yaml").read_text())
+    assert {name: written[name] for name in found["best"]["changes"] if "." not in name} == {
+        name: value for name, value in found["best"]["changes"].items() if "." not in name
+    }
+    # A server takes both files as they are.
+    (model / "1" / "config.yaml").write_bytes((output / "config.yaml").read_bytes())
+    with running(model.parent, tmp_path, ["--load-models", "mlp"]) as server:
+        assert "loaded 1 of 1" in server.log
+    (model / "1" / "config.yaml").unlink()
+    (model / "config.pbtxt").write_bytes((output / "config.pbtxt").read_bytes())
+    with running(model.parent, tmp_path, ["--load-models", "mlp"]) as server:
+        assert "loaded 1 of 1" in server.log
+
+
+@pytest.mark.long
+@pytest.mark.timeout(280)  # some seconds each on an idle machine
+def test_impossible_constraints_are_told_with_the_best_that_was_reached(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = ["--points=2", "--seconds-per-point=0.2", "--constraint=p99<=1us", "--constraint=memory<=1GB"]
+    assert main(["tune", str(model), *flags]) == 1
+    told = capsys.readouterr().out
+    assert "IMPOSSIBLE p99<=1us: the best that was reached is" in told
+    assert "above the bound" in told
+    assert "IMPOSSIBLE memory" not in told
+    assert not Path("mlp-tuned").exists()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(280)  # some seconds each on an idle machine
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_prints_what_there_is_and_leaves_nothing(
+    model: Path, tmp_path: Path, sign: signal.Signals
+) -> None:
+    before = files_of(model)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    command = [sys.executable, "-m", "toutates", "tune", str(model), "--seconds-per-point=0.3"]
+    with subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env={**environment(), "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        watchdog = threading.Timer(PATIENCE_S, process.kill)
+        watchdog.start()
+        try:
+            assert process.stderr is not None
+            for line in process.stderr:
+                if "as it is" in line:
+                    break
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            process.send_signal(sign)
+            out, _ = process.communicate()
+        finally:
+            watchdog.cancel()
+            process.kill()
+    assert process.returncode == 1
+    assert "STOPPED before its time; nothing is written" in out
+    assert "as it is" in out
+    assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
+    assert list(temporary.iterdir()) == []
+    assert not (tmp_path / "mlp-tuned").exists()
+    assert files_of(model) == before
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--objective=speed"], "write throughput or latency"),
+        (["--constraint=p99=5ms"], "such as p99<=5ms"),
+        (["--constraint=p98<=5ms"], "figures are p50"),
+        (["--shape=INPUT"], "write INPUT:1,64"),
+        (["--output={models}/tuned"], "lies in the model repository"),
+        (["--output={models}/mlp/1"], "lies in the model repository"),
+        (["--output={other}"], "already has a config.yaml"),
+        (["--output=x", "--write"], "leave one out"),
+        (["--points=0"], "--points"),
+    ],
+    ids=lambda value: str(value[0]) if isinstance(value, list) else "",
+)
+def test_bad_flags_are_refused_before_anything_is_measured(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], told: str
+) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.yaml").write_text("mine")
+    filled = [flag.format(models=model.parent, other=tmp_path / "other") for flag in flags]
+    assert main(["tune", str(model), *filled]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_what_is_no_model_is_refused(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", str(tmp_path / "nothing")]) == 2
+    assert "is not a directory" in capsys.readouterr().err
+    assert main(["tune", str(model), "--version=7"]) == 1
+    assert "no such version" in capsys.readouterr().err
+    (model / "1" / "model.onnx").write_bytes(b"no graph")
+    assert main(["tune", str(model)]) == 1
+    assert "model.onnx" in capsys.readouterr().err
+    (model / "1" / "config.yaml").write_text("backend: supertensor\n")
+    assert main(["tune", str(model)]) == 1
+    assert "batch_size" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["models"]
