@@ -312,13 +312,20 @@ class SuperTensor:
             Overloaded: too much is under way now.
             ModelNotReady: the model version is being unloaded.
         """
-        self._check_open()
-        if self.budget.bounds.waiting:
-            # What idle executors take at the commit does not wait.
-            self.budget.check_waiting(len(self.executors.idle) * lane.batch_rows)
-        self.budget.check_fit(lane, rows, held_bytes)
-        self.budget.rows += rows
-        self.budget.memory_bytes += held_bytes
+        budget = self.budget
+        if (
+            budget.bounds.waiting
+            or budget.rows + rows > budget.most_rows
+            or budget.memory_bytes + rows * lane.row_memory + held_bytes > budget.easy_bytes
+            or self.queue.closed
+        ):
+            self._check_open()
+            if budget.bounds.waiting:
+                # What idle executors take at the commit does not wait.
+                budget.check_waiting(len(self.executors.idle) * lane.batch_rows)
+            budget.check_fit(lane, rows, held_bytes)
+        budget.rows += rows
+        budget.memory_bytes += held_bytes
 
     def note_request(self, first: Batch, last: Batch, held_bytes: int) -> None:
         """A request that ``check_fit`` let in has its rows reserved from the first to the last of these batches.

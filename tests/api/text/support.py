@@ -155,6 +155,7 @@ class Double(TextModel):
         options: TextOptions,
         on_done: Callable[[TextResult], object],
         is_wanted: Callable[[int], bool] = lambda by_ns: True,
+        arrived_ns: int | None = None,
     ) -> None:
         self.check(options)
         if self.full:

@@ -91,9 +91,9 @@ class Lookup:
             found: dict[tuple[str, Wants], FoundText] = {}
             self._table = ref(table, lambda _: found.clear())
             self._found = found
-        traffic = table.traffic
-        if traffic and name in traffic.routes:
-            return self._of_route(table, traffic.routes[name], name, wants)
+        routes = table.traffic.routes
+        if name in routes:
+            return self._of_route(table, routes[name], name, wants)
         key = name, wants
         model = self._found.get(key)
         if model is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import Annotated, Any, Final, Literal
 
@@ -104,22 +104,24 @@ def _ask(request: EmbeddingsRequest, model: str) -> Asked:
     return Asked(request.model or model, EMBEDDER, texts, options, write)
 
 
-@lru_cache(256)
-def _tail(name: str) -> bytes:
-    return b'],"model":' + msgspec.json.encode(name) + b',"usage":{"prompt_tokens":'
+@lru_cache(1024)
+def _tail(name: str, tokens: int) -> bytes:
+    usage = b'"usage":{"prompt_tokens":%d,"total_tokens":%d}' % (tokens, tokens)
+    return b'],"model":%b,%b}' % (msgspec.json.encode(name), usage)
 
 
 _HEAD: Final = b'{"object":"list","data":[{"object":"embedding","index":0,"embedding":'
-_USAGE: Final = b'%d,"total_tokens":%d}}'
 
 
-def _write_base64(result: TextResult, found: FoundText) -> Iterator[bytes]:
-    tokens = sum(result.tokens)
-    tail = _tail(found.name) + _USAGE % (tokens, tokens)
+def _write_base64(result: TextResult, found: FoundText) -> Iterable[bytes]:
     vectors: Any = result.vectors
-    if len(vectors) == 1:
-        yield b'%b"%b"}%b' % (_HEAD, base64_of(vectors[0]), tail)
-        return
+    tail = _tail(found.name, sum(result.tokens))
+    if len(vectors) == 1:  # as it nearly always is
+        return (b'%b"%b"}%b' % (_HEAD, base64_of(vectors[0]), tail),)
+    return _write_many_base64(vectors, tail)
+
+
+def _write_many_base64(vectors: Any, tail: bytes) -> Iterator[bytes]:
     yield b'%b"%b"}' % (_HEAD, base64_of(vectors[0]))
     for index in range(1, len(vectors)):
         yield b',{"object":"embedding","index":%d,"embedding":"%b"}' % (index, base64_of(vectors[index]))
@@ -127,12 +129,11 @@ def _write_base64(result: TextResult, found: FoundText) -> Iterator[bytes]:
 
 
 def _write_floats(result: TextResult, found: FoundText) -> Iterator[bytes]:
-    tokens = sum(result.tokens)
     vectors: Any = result.vectors
     yield b"%b%b}" % (_HEAD, floats_of(vectors[0]))
     for index in range(1, len(vectors)):
         yield b',{"object":"embedding","index":%d,"embedding":%b}' % (index, floats_of(vectors[index]))
-    yield _tail(found.name) + _USAGE % (tokens, tokens)
+    yield _tail(found.name, sum(result.tokens))
 
 
 # --- models ----------------------------------------------------------------------------------------------------------

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from toutates.api.rest.answers import Answer
 from toutates.api.text.lookup import Wants
@@ -29,12 +31,7 @@ class Form:
     needs_json: bool = False
 
 
-def _no_fields(result: TextResult, asked: Asked) -> bytes:
-    return b""
-
-
-@dataclass(slots=True)
-class Asked:
+class Asked(msgspec.Struct):
     """Texts to be computed, as a request asks for them.
 
     Attributes:
@@ -44,7 +41,7 @@ class Asked:
         options: how they are computed.
         write: makes the pieces of the answer's body, of the result and the model that has computed it.
         form: of the API, where the body alone tells which it is; None for the route's.
-        fields: makes further header fields of the answer.
+        fields: makes further header fields of the answer; None for none.
         bulk: characters of texts that the answer repeats.
         check: refuses what does not fit the model that was found, by Problem.
         find: finds the model in the table, where it need not be a text model; None for by ``model`` and ``wants``.
@@ -54,9 +51,9 @@ class Asked:
     wants: Wants
     texts: Sequence[Text]
     options: TextOptions
-    write: Callable[[TextResult, FoundText], Iterator[bytes]]
+    write: Callable[[TextResult, FoundText], Iterable[bytes]]
     form: Form | None = None
-    fields: Callable[[TextResult, Asked], bytes] = _no_fields
+    fields: Callable[[TextResult, Asked], bytes] | None = None
     bulk: int = 0
     check: Callable[[FoundText], None] | None = None
     find: Callable[[ModelTable], FoundText] | None = None

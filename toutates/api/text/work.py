@@ -7,7 +7,7 @@ begin ─▶ read (beside the worker, if large) ─▶ TextModel.add ··· on_d
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache, partial
 from threading import get_ident
@@ -72,7 +72,7 @@ class TextWork:
         self._side = side
         #: models with texts that were added in this round
         self._added: set[TextModel] = set()
-        #: the worker's thread, while it hands out what it has run itself
+        #: the worker's thread, while it hands out what it has run itself; else 0, which no thread is
         self.runs_in = 0
 
     # --- answers -----------------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ def _read(route: Route, body: bytes | bytearray, model: str) -> Any:
     return route.post.ask(route.post.reader.read(body), model)
 
 
-def _write(pieces: Iterator[bytes]) -> list[bytes]:
+def _write(pieces: Iterable[bytes]) -> list[bytes]:
     """In the other thread: write an answer."""
     written: list[bytes] = []
     piece = bytearray()
@@ -304,34 +304,30 @@ class _Request:
         options = asked.options
         if found.prompt is not None and options.prompt is None:
             options = _with_prompt(options, found.prompt)
-        self._count_in()
+        inflight = work.inflight
+        if inflight is not None:
+            if inflight.count >= inflight.most:
+                raise inflight.refusal
+            inflight.count += 1
+            self._counted = True
         self._asked, self._found = asked, found
         if call.context is not None:
             version = work.get_table().models[found.name].versions[found.version].served
             if version is not None:
                 work.observer.found(call, version, len(asked.texts))
-        found.model.add(asked.texts, options, self._done_soon, self._is_wanted)
+        found.model.add(asked.texts, options, self._done_soon, self._is_wanted, work.worker.now_ns)
         work.note_added(found.model)
 
     def _is_wanted(self, by_ns: int) -> bool:
         """In any thread: whether the caller is there."""
         return self._call.open
 
-    def _count_in(self) -> None:
-        """Count the request as in flight."""
-        inflight = self._work.inflight
-        if inflight is not None:
-            if inflight.count >= inflight.most:
-                raise inflight.refusal
-            inflight.count += 1
-            self._counted = True
-
     # --- from the model to the answer --------------------------------------------------------------------------------
 
     def _done_soon(self, result: TextResult) -> None:
         """In any thread: the texts are computed, or not."""
         work = self._work
-        if work.runs_in and work.runs_in == get_ident():
+        if work.runs_in == get_ident():
             self._done(result)
         else:
             work.worker.call_soon(partial(self._done, result))
@@ -344,13 +340,14 @@ class _Request:
                 raise result.error
             asked: Asked = self._asked
             vectors: Any = result.vectors
-            values = sum(map(_size, vectors))
+            values = sum([_size(vector) for vector in vectors])
+            fields = b"" if asked.fields is None else asked.fields(result, asked)
             if values + asked.bulk <= SMALL_VALUES:
-                self._send(asked.fields(result, asked), [b"".join(asked.write(result, self._found))])
+                self._send(fields, [b"".join(asked.write(result, self._found))])
                 return
             self.hold(BYTES_PER_VALUE * values + asked.bulk)
             work = partial(_write, asked.write(result, self._found))
-            self._work.aside(self._call, work, partial(self._written, asked.fields(result, asked)))
+            self._work.aside(self._call, work, partial(self._written, fields))
         except RequestError as error:
             self.end(error)
         except Exception as error:

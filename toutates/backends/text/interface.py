@@ -313,6 +313,7 @@ class TextModel(ABC):
         options: TextOptions,
         on_done: Callable[[TextResult], object],
         is_wanted: Callable[[int], bool] = lambda by_ns: True,
+        arrived_ns: int | None = None,
     ) -> None:
         """Have texts computed, from the next ``commit`` on. Does not block; any thread may call it, best in the same
         round in which it took the model out of the table.
@@ -328,6 +329,8 @@ class TextModel(ABC):
                 block, and is not called where this raises.
             is_wanted: whether somebody still waits for the answer at a time, monotonic nanoseconds. Called in any
                 thread. The texts of a request that nobody waits for are not computed; its error is then ``TooLate``.
+            arrived_ns: when the request came, monotonic; None for now. The same of requests that came together, which
+                are then counted together.
 
         Raises:
             TextError: an option, or the kind of the texts, does not fit the model.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -116,13 +117,16 @@ class TextServable(BatchedServable, TextModel):
         options: TextOptions,
         on_done: Callable[[TextResult], object],
         is_wanted: Callable[[int], bool] = lambda by_ns: True,
+        arrived_ns: int | None = None,
     ) -> None:
         """See ``TextModel``."""
         try:
             size = self._check_texts(texts)
             settled = self._usual if options is DEFAULT_OPTIONS else None
             settled = settled or self.settle(options)
-            self.put(TextRequest(texts, settled, self, on_done, is_wanted, size, time.monotonic_ns()))
+            if arrived_ns is None:
+                arrived_ns = time.monotonic_ns()
+            self.put(TextRequest(texts, settled, self, on_done, is_wanted, size, arrived_ns))
         except RequestError as error:
             with self._settling:
                 counters = self._shared_counters()
@@ -272,9 +276,10 @@ class TextServable(BatchedServable, TextModel):
         now_ns = time.monotonic_ns()
         with self._settling:
             counters = self._shared_counters()
-            answered = [(one.arrived_ns, len(one.texts), 1) for one in requests if one.error is None]
+            answered = Counter([(one.arrived_ns, len(one.texts)) for one in requests if one.error is None])
             if answered:
-                counters.count_answered(answered, timing, now_ns, time.time_ns() // 1_000_000)
+                groups = [(arrived_ns, texts, count) for (arrived_ns, texts), count in answered.items()]
+                counters.count_answered(groups, timing, now_ns, time.time_ns() // 1_000_000)
             for one in requests:
                 if one.error is not None:
                     _count_failed(counters, one.error, now_ns - one.arrived_ns)
