@@ -5,17 +5,29 @@ from __future__ import annotations
 import gzip
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import pytest
 import requests
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.access.support import bearer, digest
 from tests.e2e.control import answer, client_of
 from tests.e2e.models import add_model, versioned_model
 from tests.e2e.process import running
 from tests.waiting import wait_until
 from toutates.api.dataplane.beside import MANY
+
+InferenceServerException = pytest.importorskip("tritonclient.utils").InferenceServerException
+
+
+ACCESS: Final = f"""
+anonymous: [inference, metadata, health]
+keys:
+  - {{name: all, sha256: {digest("sk-all")}, groups: [statistics, model-repository]}}
+  - {{name: some, sha256: {digest("sk-some")}, groups: [statistics, model-repository], models: [m0003]}}
+"""
 
 
 def scrape(url: str, accept: str = "") -> dict[tuple[str, str, str], float]:
@@ -97,19 +109,29 @@ def test_answers_about_very_many_models_are_whole(tmp_path: Path) -> None:
     for number in range(MANY + 20):
         add_model(root, f"m{number:04d}", model, 1)
     (tmp_path / "server").mkdir()
-    with running(root, tmp_path / "server") as server, client_of(server) as client:
+    (tmp_path / "access.yaml").write_text(ACCESS)
+    flags = ["--access-file", str(tmp_path / "access.yaml")]
+    with running(root, tmp_path / "server", flags) as server, client_of(server) as client:
         assert [answer(client, f"m{number:04d}") for number in (3, 4)] == [7, 7]
-        index = client.get_model_repository_index().models
-        assert [one.name for one in index] == [f"m{number:04d}" for number in range(MANY + 20)]
-        assert {one.state for one in index} == {"READY"}
 
-        def counted() -> dict[str, int]:
-            return {one.name: one.inference_count for one in client.get_inference_statistics().model_stats}
+        def index(key: str) -> dict[str, str]:
+            found = client.get_model_repository_index(headers={"authorization": bearer(key).decode()}).models
+            return {one.name: one.state for one in found}
 
-        wait_until(lambda: counted()["m0003"] == 1)  # it may be some moments old
-        assert len(counted()) == MANY + 20
-        [one] = client.get_inference_statistics("m0004").model_stats
-        assert one.inference_count == 1
+        def counted(key: str, name: str = "") -> dict[str, int]:
+            found = client.get_inference_statistics(name, headers={"authorization": bearer(key).decode()}).model_stats
+            return {one.name: one.inference_count for one in found}
+
+        # Of one answer, callers who may use some models get their part, and nobody else misses that.
+        for _ in range(3):
+            assert index("sk-some") == {"m0003": "READY"}
+            assert index("sk-all") == {f"m{number:04d}": "READY" for number in range(MANY + 20)}
+            assert counted("sk-some").keys() == {"m0003"}
+            assert len(counted("sk-all")) == MANY + 20
+        wait_until(lambda: counted("sk-all")["m0003"] == counted("sk-some")["m0003"] == 1)  # it may be some moments old
+        assert counted("sk-all", "m0004") == {"m0004": 1}
+        with pytest.raises(InferenceServerException, match="may not use"):
+            counted("sk-some", "m0004")
         assert f"{MANY + 20} versions of {MANY + 20} models: {MANY + 20} are ready, none is not" in server.log
         assert len(server.log.splitlines()) < MANY  # no row for each
         assert server.stop() == 0

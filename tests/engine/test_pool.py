@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import pytest
 import trio
 import trio.testing
 
@@ -161,3 +162,20 @@ def test_who_waits_for_a_turn_is_looked_after_until_it_has_it() -> None:
         pool.end()
 
     trio.run(main)
+
+
+def test_threads_that_cannot_be_started_leave_one_line_in_the_log_for_all_batches_that_wait(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    starts: list[threading.Thread] = []
+
+    def refuse(thread: threading.Thread) -> None:
+        starts.append(thread)
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(ExecutorPool, "start_thread", staticmethod(refuse))
+    pool = ExecutorPool(1, clock_ns=lambda: 1)
+    for _ in range(5):
+        pool.put(Job())
+    assert len(starts) == pool.waiting == 5
+    assert caplog.text.count("no thread could be started") == 1

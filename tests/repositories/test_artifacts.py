@@ -550,6 +550,24 @@ def test_a_token_that_a_registry_gives_for_the_password(
         assert not [path for path, header in given if header.startswith("Basic") and not path.startswith("/token")]
 
 
+def test_a_server_of_tokens_that_redirects_does_not_hand_the_password_on(tmp_path: Path, environment: Path) -> None:
+    def front(method: str, path: str, headers: Mapping[str, str]) -> Answer:
+        if path.startswith("/token"):
+            return Answer(status=307, headers={"Location": f"{elsewhere.url}/token"})
+        return Answer(status=401, headers={"WWW-Authenticate": f'Bearer realm="{server.url}/token"'})
+
+    with answering(lambda method, path, headers: Answer(status=401)) as elsewhere, answering(front) as server:
+        host = server.url.removeprefix("http://")
+        (environment / ".docker").mkdir()
+        (environment / ".docker" / "config.json").write_text(
+            json.dumps({"auths": {host: {"username": "me", "password": "tellnobody"}}})
+        )
+        with opened(f"oci://{host}/acme/net:v1", tmp_path) as one, pytest.raises(ConfigurationError, match="a token"):
+            one.scan()
+        assert [path for _, path, headers in server.requests if "authorization" in headers] == ["/token?"]
+        assert [(path, "authorization" in headers) for _, path, headers in elsewhere.requests] == [("/token", False)]
+
+
 @pytest.mark.parametrize("body", [b"<!DOCTYPE html><html>Sign in</html>", b"", b"[]", b"{}", b'{"layers": [{}]}'])
 def test_what_is_no_registry_is_refused(tmp_path: Path, body: bytes) -> None:
     with answering(lambda method, path, headers: Answer(body, headers={"Content-Type": "text/html"})) as server:

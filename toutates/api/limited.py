@@ -36,18 +36,20 @@ def check_names(caller: Caller, request: Any) -> None:
 
 
 def only(caller: Caller, response: Any) -> Any:
-    """An answer without the models that are not the caller's. It is changed, where it has others."""
-    entries: Any
+    """An answer without the models that are not the caller's: another message where it has others.
+
+    Raises:
+        Forbidden: all of it is about a model that is not.
+    """
     if isinstance(response, pb.RepositoryIndexResponse):
-        entries = response.models
-    elif isinstance(response, pb.ModelStatisticsResponse):
-        entries = response.model_stats
-    else:
+        models = [one for one in response.models if caller.may_use(one.name)]
+        return response if len(models) == len(response.models) else pb.RepositoryIndexResponse(models=models)
+    if isinstance(response, pb.ModelStatisticsResponse):
+        stats = [one for one in response.model_stats if caller.may_use(one.name)]
+        return response if len(stats) == len(response.model_stats) else pb.ModelStatisticsResponse(model_stats=stats)
+    if isinstance(response, pb.ModelConfigResponse | pb.ModelMetadataResponse):
         # A name may stand for a model that is not the caller's.
-        told = response.config.name if isinstance(response, pb.ModelConfigResponse) else getattr(response, "name", "")
-        if told and isinstance(response, pb.ModelConfigResponse | pb.ModelMetadataResponse):
+        told = response.config.name if isinstance(response, pb.ModelConfigResponse) else response.name
+        if told:
             caller.check_model(told)
-        return response
-    for at in reversed([at for at, entry in enumerate(entries) if not caller.may_use(entry.name)]):
-        del entries[at]
     return response

@@ -29,6 +29,7 @@ from typing import Final, Protocol
 
 import trio
 
+from toutates.system.logs.limit import LineLimit
 from toutates.system.own_thread import name_for_the_system
 from toutates.system.placement import running_on
 
@@ -141,6 +142,7 @@ class ExecutorPool:
         #: looks for turns that are to be given again, while somebody waits for one
         self._looks: dict[object, Callable[[], None]] = {}
         self._ended = False
+        self._limit: LineLimit[str] = LineLimit()
         self._watch: Callable[[], None] | None = None
         self._living: list[threading.Thread] = []
 
@@ -214,7 +216,8 @@ class ExecutorPool:
         try:
             self.start_thread(thread)
         except (RuntimeError, MemoryError) as error:
-            logger.error("no thread could be started for the executors (%s); %d go on", error, self._threads)
+            if not self._limit.count("", self._clock_ns()):  # it is tried again for each batch that waits
+                logger.error("no thread could be started for the executors (%s); %d go on", error, self._threads)
             return
         self._numbers += 1
         self._threads += 1

@@ -207,6 +207,11 @@ def _for_limited(plane: DataPlane, awaited: Adapter, parking: Parking | None, wo
     def later(request_type: type[Message], answer: Callable[[Any], Awaitable[Message]]) -> Limited:
         return lambda caller: awaited(request_type, awaiting(caller, answer))
 
+    def unless_many(
+        one: Limited, other: Limited, about_one: Callable[[bytes], bool] = lambda message: False
+    ) -> Limited:
+        return lambda caller: _unless_many(plane, one(caller), other(caller), about_one)
+
     asks_others = plane.asks_others
     by_name: dict[str, Limited] = {
         "ModelReady": at_once(pb.ModelReadyRequest, plane.model_ready),
@@ -215,12 +220,19 @@ def _for_limited(plane: DataPlane, awaited: Adapter, parking: Parking | None, wo
         "ModelStatistics": (
             later(pb.ModelStatisticsRequest, plane.statistics_of_all)
             if asks_others
-            else at_once(pb.ModelStatisticsRequest, plane.model_statistics)
+            else unless_many(
+                at_once(pb.ModelStatisticsRequest, plane.model_statistics),
+                later(pb.ModelStatisticsRequest, plane.statistics_beside),
+                _names_a_model,
+            )
         ),
         "RepositoryIndex": (
             later(pb.RepositoryIndexRequest, plane.repository_index_on_request)
             if plane.loads_on_request or asks_others
-            else at_once(pb.RepositoryIndexRequest, plane.repository_index)
+            else unless_many(
+                at_once(pb.RepositoryIndexRequest, plane.repository_index),
+                later(pb.RepositoryIndexRequest, plane.index_beside),
+            )
         ),
     }
     return {SERVICE + name: one for name, one in by_name.items()}

@@ -265,6 +265,8 @@ class HttpClient:
             sent = {"Accept-Encoding": "identity", "User-Agent": "toutates", **headers}
             if origin(url) == own:
                 sent.update(self._authorize(method, url, sent))
+            else:
+                sent.pop("Authorization", None)  # as that of a server of tokens, which redirects
             pool, by_proxy = self._pool(url)
             answer = pool.request(method, url, headers=sent, preload_content=False, redirect=False)
             try:
