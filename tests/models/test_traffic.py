@@ -76,3 +76,16 @@ def test_identities_are_spread_by_weight_and_names_apart() -> None:
 def test_cuts_have_the_weights_shares() -> None:
     assert cuts_of((1,)) == []
     assert cuts_of((1, 1, 2)) == [2**30, 2**31]
+
+
+def test_very_many_aliases_that_follow_each_other_are_read() -> None:
+    """Each by itself would be two hundred million steps."""
+    names = 20_000
+    chain = {f"a{number}": f"a{number + 1}" for number in range(names)}
+    split = {"split": [{"model": "m", "version": 1, "weight": 1}]}
+    rules = read_document({"aliases": chain, "traffic": {f"a{names - 9}": split, "a5": split}}, Path("file"))
+    assert set(rules.aliases.values()) == {Target(f"a{names}")}
+    assert len(rules.routes) == names - 9 + 1
+    assert rules.routes["a4"] is rules.routes["a0"] is rules.routes["a5"]
+    assert rules.routes["a6"] is rules.routes[f"a{names - 10}"] is rules.routes[f"a{names - 9}"]
+    assert f"a{names - 8}" not in rules.routes

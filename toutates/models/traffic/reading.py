@@ -58,8 +58,7 @@ def read_document(values: Mapping[str, Any], source: Path) -> TrafficRules:
     given = {} if aliases is None else _aliases(aliases, values["aliases"])
     traffic = top.mapping("traffic", "traffic: {NAME: {" + _SPLIT_EXAMPLE + "}}")
     top.refuse_unknown_keys()
-    ways = {} if aliases is None else _resolved(given, aliases)
-    resolved = {name: way[-1] for name, way in ways.items()}
+    resolved = {} if aliases is None else _resolved(given, aliases)
     routes: dict[str, Route] = {}
     if traffic is not None:
         for name, section in traffic.subsections("{" + _SPLIT_EXAMPLE + "}"):
@@ -79,11 +78,7 @@ def read_document(values: Mapping[str, Any], source: Path) -> TrafficRules:
         top.refuse("aliases", f"has more than {MAX_ALIASES} names", None, "leave some out")
     problems.raise_all(10)
     # An alias of a name with traffic has that traffic; one that names a version means this one.
-    direct = dict(routes)
-    for name, way in ways.items():
-        via = [at.model for at in way if at.version is None and at.model in direct]
-        if via and name not in direct:
-            routes[name] = direct[via[0]]
+    routes |= _inherited(given, routes)
     return TrafficRules(resolved, routes, _plain(values))
 
 
@@ -122,25 +117,53 @@ def _aliases(section: Section, values: Mapping[str, Any]) -> dict[str, Target]:
     return given
 
 
-def _resolved(given: Mapping[str, Target], section: Section) -> dict[str, list[Target]]:
-    """Each alias with what it comes to: what it names, what that stands for where it is an alias too, and so on."""
-    resolved: dict[str, list[Target]] = {}
-    for name, target in given.items():
-        way = [target]
-        seen = {name}
-        while (at := way[-1]).model in given:
-            if at.model in seen:
-                chain = " -> ".join(printable(one, 64) for one in (name, *(one.model for one in way[:8])))
+def _resolved(given: Mapping[str, Target], section: Section) -> dict[str, Target]:
+    """What each alias comes to: what it names, or what that stands for where it is an alias too, and so on.
+
+    Takes as long as there are aliases, however many of them follow each other.
+    """
+    resolved: dict[str, Target] = {}
+    for name in given:
+        way: dict[str, None] = {}
+        at = name
+        while at not in resolved:
+            way[at] = None
+            target = given[at]
+            if target.model not in given:
+                break
+            if target.model in way:
+                chain = " -> ".join(printable(one, 64) for one in (*list(way)[:8], target.model))
                 section.refuse(name, f"comes back to itself: {chain}", None, "let one of them name a model")
                 break
-            if at.version is not None:
-                problem = f"names a version of '{printable(at.model, 64)}', which is an alias"
-                section.refuse(name, problem, None, "name the model itself, or leave `version` out")
+            if target.version is not None:
+                problem = f"names a version of '{printable(target.model, 64)}', which is an alias"
+                section.refuse(at, problem, None, "name the model itself, or leave `version` out")
                 break
-            seen.add(at.model)
-            way.append(given[at.model])
-        resolved[name] = way
+            at = target.model
+        else:
+            target = resolved[at]
+        resolved |= dict.fromkeys(way, target)
     return resolved
+
+
+def _inherited(given: Mapping[str, Target], routes: Mapping[str, Route]) -> dict[str, Route]:
+    """The traffic of aliases that have none of their own: that of the first name with some which they lead to."""
+    found: dict[str, Route | None] = {}
+    for name in given:
+        way: list[str] = []
+        at: str | None = name
+        route: Route | None = None
+        while at is not None and at in given and at not in found:
+            way.append(at)
+            target = given[at]
+            at = target.model if target.version is None else None
+            route = None if at is None else routes.get(at)
+            if route is not None:
+                break
+        else:
+            route = None if at is None else found.get(at)
+        found |= dict.fromkeys(way, route)
+    return {name: route for name, route in found.items() if route is not None and name not in routes}
 
 
 def _target(section: Section, default: str | None) -> Target:
