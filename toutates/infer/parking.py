@@ -87,6 +87,10 @@ class Parking:
         """Whether requests for a model wait, so that a later one has to wait behind them."""
         return model in self._waiting or model in self._due
 
+    def fails(self, model: str) -> bool:
+        """Whether a model could not be loaded a short while ago, so that it is not tried now."""
+        return self._loader.failure_of(model) is not None
+
     def check(self, model: str, size: int) -> None:
         """See that a request may wait.
 

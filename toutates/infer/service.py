@@ -482,17 +482,39 @@ class InferService:
         if self._parking is not None and not self._goes_on and self._parking.has(model):
             raise NotLoaded(model)  # those that wait come first
         table = self._table
-        if not table.traffic or version or (route := table.traffic.routes.get(model)) is None:
+        if not table.traffic:
             return table.find(model, version)
+        if version or (route := table.traffic.routes.get(model)) is None:
+            target = table.target_of(model, version)
+            return table.find(model, version) if target is None else self._find_target(model, target)
         # Any version will do to read the request, because all take the same ones.
         refusal: RequestError | None = None
+        loadable: NotLoaded | None = None
         for arm in (route.heaviest, *route.arms):
             try:
                 return table.find_target(model, arm)
+            except NotLoaded as missing:
+                if self._parking is not None and not self._parking.fails(missing.model):
+                    loadable = loadable or missing
+                refusal = refusal or missing
             except RequestError as error:
                 refusal = refusal or error
+        # One that can be loaded comes before those that cannot: its requests are to be answered, whatever becomes of
+        # the others'.
+        refusal = loadable or refusal
         assert refusal is not None
         raise refusal
+
+    def _find_target(self, name: str, target: Target) -> ServedVersion:
+        """The version that a name stands for.
+
+        Raises:
+            NotLoaded: it has to be loaded, or requests that have waited for that come first.
+            RequestError: see ``ModelTable.find_target``.
+        """
+        if self._parking is not None and not self._goes_on and self._parking.has(target.model):
+            raise NotLoaded(target.model)
+        return self._table.find_target(name, target)
 
     # --- aliases and traffic -----------------------------------------------------------------------------------------
 
@@ -535,7 +557,7 @@ class InferService:
         copying = None if route.shadow is None or divider.copies is None else self._copied_port
 
         def arm_of(target: Target) -> Arm:
-            served = table.find_target(name, target)
+            served = self._find_target(name, target)
             of_arm = plan if served is plan.version else make(served)
             return Arm(target, of_arm, fits(plan, of_arm), divider.count_of(route, target))
 
@@ -552,7 +574,7 @@ class InferService:
         if plan.shared is None:
             return divided(divider, route, plan, [arm_of(target)], [], copying), False
         # Regions belong to the port of one version.
-        own = table.find_target(name, target)
+        own = self._find_target(name, target)
         divider.count_of(route, target)[0] += 1
         chosen_plan = plan if own is plan.version else make(own)
         chosen_plan.names = plan.names

@@ -292,7 +292,7 @@ class Server:
                 cuda=await trio.to_thread.run_sync(load_cuda) if allowed else None,
                 gpus=not allowed and gpus_seen(),
             )
-            self._copies = copies = Copies(lambda: manager.table)
+            self._copies = copies = Copies(lambda: manager.table, loader=demand)
             rest, gate = self._options.rest, self._access.gate
             secrets = by_group(self._options.restricted_protocols, rest.restrictions)
             openapi = OpenApiPages(

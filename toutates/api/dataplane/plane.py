@@ -165,10 +165,10 @@ class DataPlane:
         """
         try:
             version = self.get_table().find(request.name, request.version)
-        except NotLoaded:
+        except NotLoaded as missing:
             if request.version:
                 raise
-            failure = self._loader.failure_of(request.name) if self._loader is not None else None
+            failure = self._loader.failure_of(missing.model) if self._loader is not None else None
             if failure is not None:
                 raise failure from None
             return

@@ -24,10 +24,11 @@ from toutates.engine.tensor import Tensor
 from toutates.infer.answers import RequestContext
 from toutates.infer.plan import Plan
 from toutates.infer.traffic.comparing import difference
+from toutates.models.demand import Loader
 from toutates.models.table import ModelTable, ServedVersion
 from toutates.models.traffic.rules import Shadow, Target
 from toutates.protocol.strings import rest
-from toutates.system.errors import Overloaded, RequestError
+from toutates.system.errors import NotLoaded, Overloaded, RequestError
 
 __all__ = ["CopiedContext", "Copies", "Copy", "ShadowCounts", "comparing"]
 
@@ -111,11 +112,17 @@ class Copies:
     Args:
         get_table: returns the model table as it is now. Any thread may call it.
         most, most_bytes: see MAX_UNDER_WAY and MAX_BYTES.
+        loader: has versions loaded that are not in memory; None where models are not loaded on demand.
     """
 
     def __init__(
-        self, get_table: Callable[[], ModelTable], most: int = MAX_UNDER_WAY, most_bytes: int = MAX_BYTES
+        self,
+        get_table: Callable[[], ModelTable],
+        most: int = MAX_UNDER_WAY,
+        most_bytes: int = MAX_BYTES,
+        loader: Loader | None = None,
     ) -> None:
+        self._loader = loader
         self._get_table = get_table
         self._most = most
         self._most_bytes = most_bytes
@@ -252,13 +259,21 @@ class Copies:
             del job  # with the copy
             rest()  # so that workers get the interpreter between two copies
 
-    def _run(self, kept: Copy) -> None:
+    def _run(self, kept: Copy, until_ns: int = 0) -> None:
+        """Have the version answer a copy.
+
+        Args:
+            kept: the copy.
+            until_ns: when nobody wants its answer any more; 0 for after PATIENCE_NS.
+        """
         name, target = kept.key
-        begun_ns = time.monotonic_ns()
-        until_ns = begun_ns + PATIENCE_NS
+        until_ns = until_ns or time.monotonic_ns() + PATIENCE_NS
         parameters = kept.parameters
         try:
             version = self._hold(name, target)
+        except NotLoaded as missing:
+            self._load(missing, kept, until_ns)
+            return
         except RequestError as error:
             self.count(kept.key, "failed", str(error))
             return
@@ -277,6 +292,24 @@ class Copies:
         except BaseException:
             done.then(lambda: self.count(kept.key, "failed", "internal error"))
             raise
+
+    def _load(self, missing: NotLoaded, kept: Copy, until_ns: int) -> None:
+        """Have a copy run once its version is loaded. How long that takes is not the shadow's time."""
+        loader = self._loader
+        failure: RequestError | None = missing
+        if loader is not None and time.monotonic_ns() < until_ns:
+            failure = loader.failure_of(missing.model)
+        if loader is None or failure is not None:
+            self.count(kept.key, "failed", str(failure))
+            return
+
+        def done(error: RequestError | None) -> None:
+            if error is None:
+                self._put(lambda: self._run(kept, until_ns))
+            else:
+                self.count(kept.key, "failed", str(error))
+
+        loader.want(missing.model, done)
 
     def _hold(self, name: str, target: Target) -> ServedVersion:
         while True:
