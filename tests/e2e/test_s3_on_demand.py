@@ -70,6 +70,7 @@ def test_a_failure_of_s3_is_told_remembered_and_over_when_somebody_loads_the_mod
         assert answer(client, "d") == 4
 
 
+@pytest.mark.long
 def test_a_server_that_starts_without_s3_loads_what_its_disk_has(
     moto_service: S3Service, proxy: Proxy, tmp_path: Path
 ) -> None:
@@ -87,6 +88,7 @@ def test_a_server_that_starts_without_s3_loads_what_its_disk_has(
         assert answer(client, "later") == 9
 
 
+@pytest.mark.long
 def test_a_model_whose_objects_have_gone_is_unknown_once_the_listing_says_so(
     moto_service: S3Service, proxy: Proxy, tmp_path: Path
 ) -> None:

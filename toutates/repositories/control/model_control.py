@@ -44,7 +44,6 @@ from toutates.system.errors import (
     NotInRepository,
     NotPolled,
     PartlyLoaded,
-    RequestError,
     ToutatesError,
     UnknownModel,
 )
@@ -488,6 +487,7 @@ class ModelControl:
         Raises:
             ModelLoadError: all or some of it cannot be served.
             RequestError: it is not there, or there is no room.
+            ToutatesError: its repository does not have its files ready.
         """
         async with self._manager.turn(name) as turn:
             entry = self._manager.entry(name)
@@ -495,12 +495,7 @@ class ModelControl:
                 return
             known = self._known.setdefault(name, _Known())
             try:
-                try:
-                    found, fetched = await in_thread(self._cpus, partial(_look_and_fetch, repository, name, folder))
-                except RequestError:
-                    raise
-                except ToutatesError as error:
-                    raise NotInRepository(f"{failed(name)}: {error}") from error
+                found, fetched = await in_thread(self._cpus, partial(_look_and_fetch, repository, name, folder))
                 known.tried = found.identity
                 await self._load_fetched(turn, repository, fetched, known, all_or_none=False, make_room=make_room)
             except BaseException:
