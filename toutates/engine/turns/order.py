@@ -8,8 +8,10 @@ however much is asked of the first.
 after them. A model that was idle begins with some credit. So a model that is asked for too much takes what the others
 leave, and cannot buy their time with an earlier deadline.
 
-**Earliest deadline first** among the rest. The deadline of a batch is that of its model's target. Batches of models
-without a target are due ``DEFAULT_NS`` after they came, so that they wait for others, and not for ever.
+**Earliest deadline first** among those that have used about as much: within three quarters of the quantum. The deadline
+of a batch is that of its model's target. Batches of models without a target are due ``DEFAULT_NS`` after they came, so
+that they wait for others, and not for ever. However many wait, the next one is found in a time that grows with their
+logarithm (``fair_queue``).
 
 **Rates.** With the rate limiter, a run also needs its instance's resources, and the instance with the lowest product of
 executions and priority is first, before all other rules.
@@ -20,71 +22,18 @@ a model that hangs. Resources are not given back before the end of the run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any, Final
 
+from toutates.engine.turns.claims import Claim, Instance, Share
+from toutates.engine.turns.fair_queue import QUANTUM_NS, FairQueue
 from toutates.engine.turns.resources import Resources
 
-__all__ = ["Claim", "Instance", "Order", "Share"]
+__all__ = ["QUANTUM_NS", "Claim", "Instance", "Order", "Share"]
 
-QUANTUM_NS: Final = 20_000_000
 CREDIT_NS: Final = 100_000_000
 DEFAULT_NS: Final = 100_000_000
 WRITTEN_OFF_NS: Final = 5_000_000_000
-
-
-@dataclass(slots=True, eq=False)
-class Share:
-    """What a model version takes of the time.
-
-    Attributes:
-        used_ns: how long its runs have taken. After it was idle, what others have used meanwhile is added.
-        running: runs that hold a permit.
-        claims: that wait or run.
-    """
-
-    used_ns: int = 0
-    running: int = 0
-    claims: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class Instance:
-    """An executor of a version.
-
-    Attributes:
-        share: of the version.
-        takes_permit: whether its runs are on the CPU.
-        needs: resources of a run.
-        priority: see the head of the module.
-        executions: runs so far, and those that it is thought to have had before it came.
-    """
-
-    share: Share
-    takes_permit: bool = True
-    needs: Mapping[Any, int] = field(default_factory=dict)
-    priority: int = 1
-    executions: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class Claim:
-    """A batch that waits for its turn, or has it.
-
-    Attributes:
-        instance: that is to run it.
-        due_ns: its deadline, monotonic nanoseconds.
-        granted_ns: when its turn began; 0 before.
-        holds_permit: whether its run counts among those that have a permit.
-        taken: resources that its run has.
-    """
-
-    instance: Instance
-    due_ns: int
-    granted_ns: int = 0
-    holds_permit: bool = False
-    taken: Mapping[Any, int] = field(default_factory=dict)
 
 
 class Order:
@@ -105,9 +54,12 @@ class Order:
         self.shares = 0
         self._resources = resources
         self._clock_ns = clock_ns
-        #: in the order in which they came
+        #: for permits
+        self._queue = FairQueue()
+        #: for resources, or for nothing: in the order in which they came
         self._waiting: list[Claim] = []
-        self._running: list[Claim] = []
+        #: that hold permits, in the order in which they began, as keys
+        self._permitted: dict[Claim, None] = {}
         self._used_ns = 0
         self._executions = 0
 
@@ -126,21 +78,33 @@ class Order:
         if not instance.executions:
             # Else an instance that comes late would have all runs until it has caught up.
             instance.executions = self._executions // max(instance.priority, 1)
-        self._waiting.append(claim)
+        if self._resources is None and instance.takes_permit:
+            self._queue.add(claim)
+        else:
+            self._waiting.append(claim)
         return claim
 
     def grant(self) -> list[Claim]:
         """Give their turns to those who may run now."""
         self._write_off()
         granted: list[Claim] = []
-        while self._waiting:
-            ready = self._ready()
-            if not ready:
+        if self._resources is not None:
+            while self._waiting and (ready := self._ready()):
+                claim = self._first(ready)
+                self._waiting.remove(claim)
+                granted.append(self._begin(claim))
+            return granted
+        waiting, self._waiting = self._waiting, []
+        granted += map(self._begin, waiting)
+        if self.permits is None:
+            granted += map(self._begin, self._queue.drain())
+            return granted
+        self._queue.set_most(self._most)
+        while self._queue and len(self._permitted) < self.permits:
+            next_claim = self._queue.pop()
+            if next_claim is None:
                 break
-            claim = self._first(ready)
-            self._waiting.remove(claim)
-            self._begin(claim)
-            granted.append(claim)
+            granted.append(self._begin(next_claim))
         return granted
 
     def end(self, claim: Claim) -> None:
@@ -149,14 +113,18 @@ class Order:
         share.used_ns += self._clock_ns() - claim.granted_ns
         share.claims -= 1
         self._give_permit_back(claim)
-        self._running.remove(claim)
+        self._queue.note(share)
         if self._resources is not None:
             self._resources.give_back(claim.taken)
 
+    @property
+    def _most(self) -> int | None:
+        """Runs that one version may have at a time; None for any number."""
+        return None if self.permits is None or self.shares < 2 else max(1, self.permits - 1)
+
     def _ready(self) -> list[Claim]:
-        """Those who could run now. Who ranks below one that waits for a resource does not take it away."""
-        if self._resources is None:
-            return [claim for claim in self._waiting if self._may_run(claim.instance)]
+        """With the rate limiter: who could run now. Who ranks below one that waits for a resource leaves it to it."""
+        assert self._resources is not None
         awaited: set[Any] = set()
         ready = []
         for claim in sorted(self._waiting, key=_rank):
@@ -171,20 +139,22 @@ class Order:
         """Whether there is a permit for it."""
         if self.permits is None or not instance.takes_permit:
             return True
-        if sum([claim.holds_permit for claim in self._running]) >= self.permits:
+        if len(self._permitted) >= self.permits:
             return False
-        return self.shares < 2 or instance.share.running < max(1, self.permits - 1)
+        most = self._most
+        return most is None or instance.share.running < most
 
-    def _first(self, ready: list[Claim]) -> Claim:
-        """Of those that may run, the first of the ones that rank lowest."""
-        if self._resources is not None:
-            lowest = min(map(_rank, ready))
-            ready = [claim for claim in ready if _rank(claim) == lowest]
+    @staticmethod
+    def _first(ready: list[Claim]) -> Claim:
+        """With the rate limiter: of those that may run, the first of the ones that rank lowest."""
+        lowest = min(map(_rank, ready))
+        ready = [claim for claim in ready if _rank(claim) == lowest]
         least_ns = min([claim.instance.share.used_ns for claim in ready])
         ready = [claim for claim in ready if claim.instance.share.used_ns <= least_ns + QUANTUM_NS]
         return min(ready, key=lambda claim: claim.due_ns)
 
-    def _begin(self, claim: Claim) -> None:
+    def _begin(self, claim: Claim) -> Claim:
+        """Its turn begins; returns the claim."""
         instance = claim.instance
         instance.executions += 1
         self._executions = max(self._executions, instance.executions * instance.priority)
@@ -193,22 +163,28 @@ class Order:
         if instance.takes_permit:
             claim.holds_permit = True
             instance.share.running += 1
-        self._running.append(claim)
+            self._permitted[claim] = None
+        self._queue.note(instance.share)
         if self._resources is not None:
             claim.taken = instance.needs
             self._resources.take(claim.taken)
+        return claim
 
     def _give_permit_back(self, claim: Claim) -> None:
         if claim.holds_permit:
             claim.holds_permit = False
             claim.instance.share.running -= 1
+            del self._permitted[claim]
 
     def _write_off(self) -> None:
         """No longer count runs that do not end."""
         before_ns = self._clock_ns() - WRITTEN_OFF_NS
-        for claim in self._running:
-            if claim.granted_ns < before_ns:
-                self._give_permit_back(claim)
+        while self._permitted:
+            oldest = next(iter(self._permitted))
+            if oldest.granted_ns >= before_ns:
+                break
+            self._give_permit_back(oldest)
+            self._queue.note(oldest.instance.share)
 
 
 def _rank(claim: Claim) -> int:
