@@ -65,6 +65,7 @@ ELSEWHERE: Final = (
     Presence.CACHE,
     Presence.TRAFFIC,
     Presence.SHADOWS,
+    Presence.DEMAND,
 )
 
 

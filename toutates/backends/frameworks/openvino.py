@@ -66,8 +66,8 @@ class OpenVino(Backend):
         hint = source.text("PERFORMANCE_HINT", "", ("", "LATENCY", "THROUGHPUT", "CUMULATIVE_THROUGHPUT"))
         if hint:
             options["PERFORMANCE_HINT"] = hint
-        if source.flag("HINT_BF16", False):
-            options["INFERENCE_PRECISION_HINT"] = "bf16"
+        # Unless it is told, OpenVINO computes in BF16 where the processor can.
+        options["INFERENCE_PRECISION_HINT"] = "bf16" if source.flag("HINT_BF16", False) else "f32"
         core = _openvino.Core()
         try:
             model = core.read_model(source.path)

@@ -258,7 +258,8 @@ class Reporter:
         )
         counts = view.traffic()
         if models is not None:
-            report.rules = msgspec.json.encode(table.traffic.document), _text(table.traffic_problem)
+            rules = {key: dict(names) for key, names in table.traffic.document.items()}
+            report.rules = msgspec.json.encode(rules), _text(table.traffic_problem)
         report.traffic.extend((_texts(key), count) for key, count in counts.requests.items())
         report.shadows.extend((_texts(key), replace(one, last=_text(one.last))) for key, one in counts.shadows.items())
         message = msgspec.msgpack.encode(report)
