@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import urllib.error
 import urllib.request
@@ -332,26 +333,49 @@ def test_flags_of_the_mode_are_refused_in_others(root: Path) -> None:
     assert "is not a number of bytes from 1 up, such as 1073741824, 512M or 4G" in result.stderr + result.stdout
 
 
+def test_threads_do_not_grow_with_models(root: Path, tmp_path: Path) -> None:
+    with running(root, tmp_path, ON_DEMAND) as process, client_of(process) as client:
+
+        def threads() -> int:
+            lines = Path(f"/proc/{process.process.pid}/status").read_text().splitlines()
+            return int(next(line.split()[1] for line in lines if line.startswith("Threads:")))
+
+        assert answer(client, "m0") == 0
+        before = threads()
+        for number in range(MODELS):
+            assert answer(client, f"m{number}") == number
+        assert threads() - before < MODELS // 2
+        assert process.stop() == 0
+
+
 @pytest.mark.long
-def test_models_that_come_and_go_leave_no_memory_behind(root: Path, tmp_path: Path) -> None:
-    """All models are loaded and leave in each cycle, because only a few of them fit."""
-    flags = (*ON_DEMAND, "--model-memory", str(8 * ONE), "--model-min-stay", "0")
-    with running(root, tmp_path, flags) as process, client_of(process) as client:
+def test_200_cycles_in_which_all_models_come_and_go_leave_no_memory_behind(tmp_path: Path) -> None:
+    """Of 6 models 2 fit, so that each leaves in each cycle: 1,260 loads in all."""
+    root = tmp_path / "models"
+    for number in range(6):
+        put(root, f"m{number}", adds=number)
+    (tmp_path / "log").mkdir()
+    flags = (*ON_DEMAND, "--model-memory", str(2 * ONE), "--model-min-stay", "0", "--metrics-addr", "127.0.0.1:0")
+    with running(root, tmp_path / "log", flags) as process, client_of(process) as client:
 
-        def cycle() -> None:
-            for number in range(MODELS):
-                assert answer(client, f"m{number}") == number
+        def cycles(count: int) -> None:
+            for _ in range(count):
+                for number in range(6):
+                    assert answer(client, f"m{number}") == number
 
-        def anonymous_kib() -> int:
-            status = Path(f"/proc/{process.process.pid}/status").read_text()
-            [line] = [line for line in status.splitlines() if line.startswith("RssAnon:")]
-            return int(line.split()[1])
+        def status(key: str) -> int:
+            lines = Path(f"/proc/{process.process.pid}/status").read_text().splitlines()
+            return int(next(line.split()[1] for line in lines if line.startswith(key)))
 
-        for _ in range(10):
-            cycle()
-        before = anonymous_kib()
-        for _ in range(40):
-            cycle()
-        assert anonymous_kib() - before < max(before // 10, 4_096)
+        cycles(10)
+        before, threads = status("VmRSS:"), status("Threads:")
+        cycles(200)
+        with urllib.request.urlopen(f"http://127.0.0.1:{process.http_port}/metrics", timeout=60) as response:
+            page = response.read().decode()
+        loads = re.search(r"^toutates_on_demand_loads_total (\d+)", page, re.MULTILINE)
+        assert loads is not None
+        assert int(loads[1]) == 210 * 6
+        assert status("VmRSS:") < 1.05 * before
+        assert status("Threads:") <= threads + 8, "not one for each load"
         assert process.stop() == 0
         assert "Traceback" not in process.log

@@ -78,3 +78,12 @@ class DemandState:
     refusals: int
     evictions: int
     load_ns: int
+
+    def hits(self, answered: int) -> int:
+        """Requests that did not wait for their model.
+
+        Args:
+            answered: requests so far. A miss counts when the request comes, this one when it is answered, so the
+                difference may fall for a moment.
+        """
+        return max(0, answered - self.misses)

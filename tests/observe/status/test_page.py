@@ -391,6 +391,33 @@ def test_it_fits_its_window(tab: Tab, server: tuple[ServerProcess, int], size: t
         "getComputedStyle(document.body).color + getComputedStyle(document.documentElement).backgroundColor"
     )
     assert ("rgb(231, 234, 236)" in colours) is dark
+    assert not tab.evaluate("document.querySelector('#demand-section').checkVisibility()"), "without that mode"
+
+
+def test_models_on_demand_show_what_is_in_memory(tab: Tab, tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    for number in range(8):
+        add_model(root, f"m{number}", versioned_model(number), 1)
+    (tmp_path / "run").mkdir()
+    flags = ("--model-control-mode", "on-demand", "--model-memory", "500K", "--model-min-stay", "0")
+    with running(root, tmp_path / "run", [*flags, "--metrics-addr", "127.0.0.1:0"]) as server:
+        tab.go(f"http://127.0.0.1:{http_port(server)}/")
+        tab.wait_for(lambda: tab.text("#demand-models") == "0of 8 models in memory")  # a gap is between them
+        with triton.InferenceServerClient(server.address) as client:
+            for name in ("m0", "m0", "m1", "m2", "m3"):
+                tensor = triton.InferInput("INPUT", [1, 4], "INT32")
+                client.infer(name, [tensor.set_data_from_numpy(np.zeros((1, 4), np.int32))])
+        tab.wait_for(lambda: tab.text("#demand-requests") == "1 request found the model in memory, 4 waited for it")
+        tab.wait_for(lambda: "4 loads" in tab.text("#demand-loads"))
+        tab.wait_for(lambda: tab.text("#demand-models").endswith("of 8 models in memory"))
+        assert 1 <= number_of(tab.text("#demand-models")) <= 3
+        assert tab.text("#demand-memory").endswith(" of 512 kB")
+        assert "left for others" in tab.text("#demand-loads")
+        assert server.stop() == 0
+
+
+def number_of(text: str) -> int:
+    return int(text.partition("of")[0])
 
 
 def test_models_are_found_sorted_and_paged(tab: Tab, tmp_path: Path) -> None:

@@ -154,8 +154,7 @@ class ServerCollector:
         if state is None:
             return
         seen = sum(infer.observer.seen for infer in self._view.infer)
-        # A miss counts when the request comes, `seen` when it is answered; so the difference may fall for a moment.
-        self._demand_hits = max(self._demand_hits, seen - state.misses)
+        self._demand_hits = max(self._demand_hits, state.hits(seen))
         yield "toutates_on_demand_models", [((), state.indexed)]
         yield "toutates_on_demand_loaded_models", [((), state.resident)]
         yield "toutates_on_demand_waiting_models", [((), state.queued)]

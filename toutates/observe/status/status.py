@@ -123,6 +123,7 @@ class Status:
                 {"time_s": round(one.time_s, 1), "level": one.level, "area": one.area, "text": one.text[:MAX_TEXT]}
                 for one in reversed(list(self._warnings())[-MAX_WARNINGS:])
             ],
+            "on_demand": self._on_demand(),
             "names": names_shown(self._view.get_table(), self._view.traffic()),
             "versions_left_out": len(listed) - len(shown),
             "page": asked.page,
@@ -176,6 +177,26 @@ class Status:
             "memory_bytes": sampler.memory_bytes,
             "cpu_load": round(sampler.cpu_load, 3),
             "cpus": len(os.sched_getaffinity(0)),
+        }
+
+    def _on_demand(self) -> dict[str, int | float] | None:
+        """How it stands with loading on demand; None where models are not."""
+        state = self._view.demand()
+        if state is None:
+            return None
+        return {
+            "models": state.indexed,
+            "in_memory": state.resident,
+            "waiting": state.queued,
+            "memory_bytes": state.used,
+            "memory_capacity_bytes": state.budget,
+            "hits": state.hits(sum(infer.observer.seen for infer in self._view.infer)),
+            "misses": state.misses,
+            "loads": state.loads,
+            "mean_load_ms": round(state.load_ns / 1e6 / state.loads, 3) if state.loads else NOTHING,
+            "load_failures": state.failures,
+            "refusals": state.refusals,
+            "evictions": state.evictions,
         }
 
     def _limits(self) -> list[dict[str, Any]]:
