@@ -6,11 +6,13 @@ installed: Debian's ``haproxy`` and ``nginx``; Envoy as ``envoy`` in PATH, such 
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import signal
 import subprocess
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -70,11 +72,11 @@ def configured(text: str, ports: Sequence[int], listen: int, rest: int) -> str:
 
 
 @contextmanager
-def proxy(name: str, folder: Path, ports: Sequence[int]) -> Iterator[str]:
-    """A proxy, and its address for gRPC."""
-    file, command = COMMANDS[name]
+def proxy(name: str, folder: Path, ports: Sequence[int], *, file: str = "", rest: int = 0) -> Iterator[str]:
+    """A proxy, with a file of its own or this one, and its address for gRPC; ``rest`` is its port for HTTP."""
+    own_file, command = COMMANDS[name]
     listen = free_port()
-    text = configured((PROXIES / file).read_text(), ports, listen, free_port())
+    text = configured((PROXIES / (file or own_file)).read_text(), ports, listen, rest or free_port())
     arguments = command(folder, text)
     path = shutil.which(arguments[0], path=None)
     assert path is not None
@@ -177,3 +179,63 @@ def test_a_rolling_restart_under_load_fails_nothing_and_load_spreads(name: str, 
         mean = sum(shares) / 3
         assert load.failures == []
         assert all(abs(share - mean) <= SPREAD * mean for share in shares), shares
+
+
+def counts(port: int) -> dict[str, int]:
+    """How many requests for each model a replica has answered; {} for one that is gone."""
+    from toutates.protocol import grpc_service_pb2 as pb
+
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        ask = channel.unary_unary("/inference.GRPCInferenceService/ModelStatistics")
+        try:
+            answer = pb.ModelStatisticsResponse.FromString(ask(b"", timeout=60))
+        except grpc.RpcError:
+            return {}
+    return {one.name: count for one in answer.model_stats if (count := one.inference_stats.success.count)}
+
+
+def test_all_requests_for_a_model_go_to_one_replica_and_few_names_move(tmp_path: Path) -> None:
+    if shutil.which("haproxy") is None:
+        pytest.skip("haproxy is not installed")
+    from bench.models import numbered_mlps
+    from tests.e2e.support import Tensor, request
+
+    names = [model.name for model in numbered_mlps(tmp_path / "models", 24)]
+    row = [[0.5] * 64]
+    body = {"inputs": [{"name": "INPUT", "shape": [1, 64], "datatype": "FP32", "data": row}]}
+    rest = free_port()
+    with ExitStack() as stack:
+        replicas = []
+        for number in range(3):
+            (tmp_path / str(number)).mkdir()
+            flags = ["--model-control-mode", "on-demand"]
+            replicas.append(stack.enter_context(running(tmp_path / "models", tmp_path / str(number), flags)))
+        ports = [replica.port for replica in replicas]
+        file = "haproxy-by-model.cfg"
+        address = stack.enter_context(proxy("haproxy", tmp_path, ports, file=file, rest=rest))
+        channel = stack.enter_context(grpc.insecure_channel(address))
+        infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+
+        def ask_all() -> None:
+            for name in names:
+                message: Any = request(name, Tensor.of("INPUT", "FP32", row)).SerializeToString()
+                infer(message, timeout=60, wait_for_ready=True, metadata=[("x-model", name)])
+                url = f"http://127.0.0.1:{rest}/v2/models/{name}/infer"
+                question = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+                with urllib.request.urlopen(question, timeout=60) as answer:
+                    assert answer.status == 200
+
+        ask_all()
+        before = [counts(port) for port in ports]
+        place = {name: at for at, own in enumerate(before) for name in own}
+        assert sorted(place) == sorted(names)
+        assert sum(map(len, before)) == len(names), "a model was asked for at two replicas"
+        assert {count for own in before for count in own.values()} == {2}
+        assert len(set(place.values())) > 1
+        gone = place[names[0]]
+        replicas[gone].process.terminate()
+        assert replicas[gone].process.wait(60) == 0
+        ask_all()
+        after = [counts(port) for port in ports]
+        for name, at in place.items():
+            assert at == gone or after[at][name] == 4, "a model has moved that need not"
