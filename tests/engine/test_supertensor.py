@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from queue import SimpleQueue
+
 import numpy as np
 import numpy.testing as npt
 import pytest
 
 from tests.engine.support import DOUBLE, Rig, wait_until
+from toutates.engine.result import BatchResult
+from toutates.engine.servable import Consumer
+from toutates.engine.submitter import Submitter
 from toutates.system.errors import InvalidRequest, ModelNotReady, Overloaded
 
 
@@ -69,6 +74,32 @@ def test_an_idle_executor_takes_a_batch_at_the_rounds_end_and_a_batch_grows_whil
         rig.gate.set()
         rig.worker.collect("first", 0, 1, 2, 3)
     assert rig.batches == [(1, 1), (4, 4)]
+
+
+def test_a_port_that_is_made_while_another_one_has_a_batch_to_itself_adds_to_it_too() -> None:
+    rig = Rig(DOUBLE, quick_ns=10**9)
+    results: SimpleQueue[BatchResult] = SimpleQueue()
+    with rig.running():
+        rig.wait_idle()
+        lane = rig.packed((4,))
+        lane.note_run(1, 1_000)  # known to be quick
+        way = rig.worker.submitter.writer(lane)
+        rig.worker.add("first", lane, rows(1))
+        assert way.batch is not None
+        second = Submitter(
+            rig.supertensor, Consumer(results.put, results.put, rig.worker.at_round_end, lambda *_: True)
+        )
+        content = rows(1, 7).tobytes()
+        second.add_packed(way, 1, "second", content, (0, len(content)))
+        rig.worker.end_round()
+        npt.assert_array_equal(rig.worker.collect("first")[0], 2 * rows(1))
+        result = results.get(timeout=60)
+        [(context, first, count, _)] = result.pending
+        assert (context, count) == ("second", 1)
+        assert result.outputs is not None
+        answer = np.frombuffer(result.outputs.rows(0, first, 1, batched=True), np.float32)
+        npt.assert_array_equal(answer, 2 * rows(1, 7)[0])
+    assert rig.batches == [(2, 2)]
 
 
 def test_a_full_batch_runs_before_the_round_ends() -> None:

@@ -413,7 +413,8 @@ class SuperTensor:
         with self.lock:
             # Executors read the list without the lock, which lists allow on every build of CPython.
             self.ports.append(consumer)
-            for batch in self.queue.open.values():  # the others get theirs before they take rows again
+            # A batch that one port has to itself may get rows by another one of the same worker: they share its writer.
+            for batch in self.queue.waiting():  # the others get theirs before they take rows again
                 batch.add_ports(len(self.ports))
             return len(self.ports) - 1
 
