@@ -8,16 +8,16 @@ from random import Random
 import pytest
 
 from toutates.engine.counters import VersionCounters, WorkerCounters
-from toutates.observe.metrics.busiest import OTHERS, Busiest
+from toutates.observe.metrics.busiest import MOST_ADDED, OTHERS, Busiest
 from toutates.observe.metrics.snapshot import Counts, read_counts
 
 
 class Models:
     """Models that count, and the scrapes of them."""
 
-    def __init__(self, names: Iterable[str], most: int) -> None:
+    def __init__(self, names: Iterable[str], most: int, most_added: int = MOST_ADDED) -> None:
         self.counters = {name: VersionCounters([WorkerCounters()]) for name in names}
-        self.busiest = Busiest(most)
+        self.busiest = Busiest(most, most_added)
         self.counted = 0
 
     def ask(self, name: str, times: int = 1) -> None:
@@ -129,3 +129,35 @@ def test_buckets_are_divided_like_counts() -> None:
     models.ask("b", 4)
     series = models.scrape()
     assert [one.requests.durations[3] for one in series.values()] == [9, 4]
+
+
+def test_others_that_are_too_many_for_one_scrape_are_added_by_the_next_ones_in_turn() -> None:
+    models = Models([f"m{number}" for number in range(11)], 1, most_added=4)
+    models.ask("m0", 1_000)
+    for name in models.counters:
+        models.ask(name)
+    found = [successes(models.scrape())[OTHERS] for _ in range(4)]
+    assert found == [4, 8, 10, 10]
+    # Those that count again and again do not keep others waiting.
+    models.ask("m0", 1_000)
+    for name in list(models.counters)[1:]:
+        models.ask(name)
+    for times in range(1, 4):
+        for name in list(models.counters)[1:5]:
+            models.ask(name)
+        found = [successes(models.scrape())[OTHERS]]
+        assert found[0] >= (14, 18, 20)[times - 1]
+    models.ask("m0", 1_000)
+    for _ in range(3):
+        found = [successes(models.scrape())[OTHERS]]
+    assert found == [32]
+
+
+def test_model_that_is_gone_or_listed_before_it_was_added_is_counted_all_the_same() -> None:
+    models = Models("abcd", 1, most_added=1)
+    for name, times in zip("abcd", (1_000, 10, 20, 30), strict=True):
+        models.ask(name, times)
+    assert successes(models.scrape()) == {"a": 1_000, OTHERS: 10}
+    del models.counters["c"]
+    models.ask("d", 9_000)
+    assert successes(models.scrape()) == {"d": 0, OTHERS: 10 + 20 + 9_030}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
-from operator import attrgetter
+from itertools import chain
+from operator import add, attrgetter
+from struct import Struct
 from typing import Any, Final
 
 import numpy as np
@@ -28,6 +31,8 @@ _read_batch: Final = attrgetter(*_BATCH)
 _REQUESTS: Final = len(_NUMBERS) + BUCKETS * len(_LISTS)
 _SIZES: Final = _REQUESTS + len(_BATCH) + 1
 _SIZE: Final = _SIZES + BUCKETS * len(_OWN_LISTS)
+_pack_requests: Final = Struct(f"{_REQUESTS}q").pack
+_pack_batches: Final = Struct(f"{_SIZE - _REQUESTS}q").pack
 
 
 def nothing() -> Vector:
@@ -39,22 +44,35 @@ def vector_of_counters(counters: VersionCounters) -> Vector:
     """The sum of the counts of all threads."""
     total = nothing()
     for worker in counters.workers:
-        total[:_REQUESTS] += _flat(_read_numbers(worker), _read_lists(worker))
+        numbers = _read_numbers(worker)
+        if any(numbers):
+            of_requests = total[:_REQUESTS]
+            of_requests += _packed(_pack_requests, numbers, _read_lists(worker))
     for executor in counters.executors:
-        for rows, batch in executor.by_rows.items():
-            total[_REQUESTS : _REQUESTS + len(_BATCH)] += _read_batch(batch)
-            total[_REQUESTS + len(_BATCH)] += (rows or 1) * batch.count
-            total[_SIZES + size_bucket(rows or 1)] += batch.count
-        total[_SIZES + BUCKETS :] += _flat((), (executor.durations, executor.runs))
+        by_rows = executor.by_rows
+        if not by_rows:
+            continue
+        batches, all_rows, sizes = [0] * len(_BATCH), 0, [0] * BUCKETS
+        for rows, batch in by_rows.items():
+            batches = list(map(add, batches, _read_batch(batch)))
+            all_rows += (rows or 1) * batch.count
+            sizes[size_bucket(rows or 1)] += batch.count
+        of_batches = total[_REQUESTS:]
+        of_batches += _packed(_pack_batches, (*batches, all_rows), (sizes, executor.durations, executor.runs))
     return total
 
 
 def vector_of(counts: Counts) -> Vector:
     """The vector of a record."""
     requests = counts.requests
-    own = [getattr(counts, name) for name in _OWN_LISTS]
     numbers = (*_read_batch(counts.batches), counts.batch_rows)
-    return np.concatenate((_flat(_read_numbers(requests), _read_lists(requests)), _flat(numbers, own)))
+    own = [getattr(counts, name) for name in _OWN_LISTS]
+    return np.concatenate(
+        (
+            _packed(_pack_requests, _read_numbers(requests), _read_lists(requests)),
+            _packed(_pack_batches, numbers, own),
+        )
+    )
 
 
 def record_of(vector: Vector) -> Counts:
@@ -71,8 +89,6 @@ def record_of(vector: Vector) -> Counts:
     return Counts(WorkerCounters(**of_requests), batches, rows, *lists)
 
 
-def _flat(numbers: Any, lists: Any) -> Vector:
-    flat = list(numbers)
-    for one in lists:
-        flat += one
-    return np.array(flat, np.int64)
+def _packed(pack: Callable[..., bytes], numbers: Iterable[int], lists: Iterable[Sequence[int]]) -> Vector:
+    # In a third of the time that NumPy takes for a list.
+    return np.frombuffer(pack(*numbers, *chain.from_iterable(lists)), np.int64)
