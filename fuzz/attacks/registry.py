@@ -26,6 +26,7 @@ from fuzz.attacks import (
     shared_regions,
     slow_peers,
     stream_floods,
+    traffic_floods,
     wrong_tokens,
 )
 from fuzz.attacks.attack import Attack
@@ -100,6 +101,8 @@ _ALL: Final[tuple[type[Attack], ...]] = (
     queue_floods.QueueFlood,
     demand_floods.UnknownModels,
     demand_floods.FirstRequests,
+    traffic_floods.SplitIds,
+    traffic_floods.ShadowBulk,
     shared_regions.RegionsToTheLimit,
     shared_regions.RegionNames,
     shared_regions.RegionStorm,

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from toutates.engine.tensor import Tensor
+from toutates.protocol.strings import rest
 
 __all__ = ["difference"]
 
@@ -40,6 +41,8 @@ def _of_values(sent: Tensor, other: Tensor, rtol: float, atol: float) -> str:
     if not sent.datatype.size:
         return "" if bytes(sent.content) == bytes(other.content) else "has other elements"
     ours, others = _values(sent), _values(other)
+    if np.array_equal(ours.view(np.uint8), others.view(np.uint8)):
+        return ""  # in a tenth of the time, and what most answers are
     exact = ours.dtype.kind != "f"
     worst = 0.0
     count = 0
@@ -58,6 +61,8 @@ def _of_values(sent: Tensor, other: Tensor, rtol: float, atol: float) -> str:
                 apart = np.abs(one[differ].astype(np.float64) - two[differ].astype(np.float64))
             finite = apart[np.isfinite(apart)]
             worst = max(worst, float(finite.max())) if finite.size else worst
+        if at + _AT_ONCE < ours.size:
+            rest()
     return f"differs in {count} of {ours.size} values, by {worst:.3g} at most" if count else ""
 
 
