@@ -52,7 +52,7 @@ sum(rate(inference_requests_total[5m]))
 Where more than 1,500 of the others are used between two scrapes, a scrape adds up 1,500 of them, and the next ones the
 rest.
 
-With so many models, single ones have four of the histograms: response times, times in the queue, times of runs, and sizes of
+So many models have four of the histograms each: response times, times in the queue, times of runs, and sizes of
 requests; `(others)` has all but the first two steps. Gauges, and metrics that models have of their own, are those of
 the busiest. What is loaded and unloaded between two scrapes is not seen. The text is compressed (gzip) for those who
 take it, on the address of `--metrics-addr`.
