@@ -23,6 +23,8 @@ __all__ = ["MOST_BLOCKS", "Trial", "Tuning", "Wanted", "shown_changes", "tune"]
 MOST_BLOCKS: Final = 8
 #: Rows of the larger requests of the profile, at most.
 _PROFILE_ROWS: Final = 16
+#: Rows of a batch of a model without a configuration.
+_USUAL_ROWS: Final = 64
 #: Candidates that are compared with the configuration as it is, if constraints do not hold for the first one there.
 _FINALISTS: Final = 2
 #: Of the axes, the first ones interact: rows, executors, threads and delay.
@@ -141,7 +143,8 @@ def _profile(bench: Bench, space: Space, tuning: Tuning, tell: Callable[[str], N
         return []
     rows = min(_PROFILE_ROWS, int(space.base["batch_size"]))
     if rows < 2:
-        return []
+        # Requests of several rows are refused as it is. Batches of two rows may gain nothing, and of many much.
+        return [space.near(space.start, {"batch_size": _USUAL_ROWS})]
     samples = [(count, bench.of_rows(count)) for count in (1, rows)]
     times = [(float(count), one.infer_us) for count, one in samples if one.infer_us is not None and not one.fault]
     if len(times) < 2:
