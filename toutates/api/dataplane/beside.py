@@ -7,7 +7,7 @@ time.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, Final
 
@@ -36,12 +36,16 @@ class Beside:
         self._answer = answer
         self._get_table = get_table
         self._turn: trio.Lock | None = None
-        #: by request: the table it was made of, until when it is sent again, and the answer
-        self._made: dict[bytes, tuple[ModelTable, float, Any]] = {}
+        #: by what is asked for: the table it was made of, until when it is sent again, and the answer
+        self._made: dict[Hashable, tuple[ModelTable, float, Any]] = {}
 
-    async def get(self, request: Any) -> Any:
-        """The answer. One is made at a time."""
-        key = request.SerializeToString(deterministic=True)
+    async def get(self, request: Any, key: Hashable) -> Any:
+        """The answer. One is made at a time.
+
+        Args:
+            request: as it came; it may have any fields beside those that count.
+            key: what the answer depends on.
+        """
         if self._turn is None:
             self._turn = trio.Lock()
         async with self._turn:

@@ -203,12 +203,15 @@ class DataPlane:
 
     async def statistics_beside(self, request: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
         """Answer ModelStatistics of very many models, in a thread."""
-        response: pb.ModelStatisticsResponse = await self._statistics_beside.get(request)
+        key = request.name, request.version if request.name else ""
+        response: pb.ModelStatisticsResponse = await self._statistics_beside.get(request, key)
         return response
 
     async def index_beside(self, request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
         """The same for RepositoryIndex."""
-        response: pb.RepositoryIndexResponse = await self._index_beside.get(request)
+        response: pb.RepositoryIndexResponse = await self._index_beside.get(
+            request, (request.repository_name, request.ready)
+        )
         return response
 
     # --- the repository ----------------------------------------------------------------------------------------------
