@@ -14,7 +14,7 @@ that they wait for others, and not for ever. However many wait, the next one is 
 logarithm (``fair_queue``).
 
 **Rates.** With the rate limiter, a run also needs its instance's resources, and the instance with the lowest product of
-executions and priority is first, before all other rules.
+executions and priority is first, before all other rules. Then all that wait are looked at for each run.
 
 A run that does not end counts for ``WRITTEN_OFF_NS``. Then its permit is free for others, who could else be stopped by
 a model that hangs. Resources are not given back before the end of the run.
