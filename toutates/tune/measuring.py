@@ -31,12 +31,14 @@ class Sample:
         fault: why the configuration cannot be used, or "".
         doubt: why the figures are the client's, or "".
         infer_us: that the model computed for a request, on average; None if nobody counts it.
+        wrong: whether answers differ from those of the configuration as it is.
     """
 
     figures: Mapping[str, float] = field(default_factory=dict)
     fault: str = ""
     doubt: str = ""
     infer_us: float | None = None
+    wrong: bool = False
 
 
 class Bench:
@@ -141,4 +143,4 @@ def _sample(measured: Measured) -> Sample:
     elif errors > _MOST_ERRORS:
         text = next(iter(measured.texts.values()), "")
         fault = f"{errors:.1%} of requests were not answered with OK{': ' if text else ''}{text}"
-    return Sample(figures, fault, measured.doubt(), infer.mean if infer else None)
+    return Sample(figures, fault, measured.doubt(), infer.mean if infer else None, wrong=bool(measured.wrong))

@@ -25,6 +25,8 @@ MOST_BLOCKS: Final = 8
 _PROFILE_ROWS: Final = 16
 #: Rows of a batch of a model without a configuration.
 _USUAL_ROWS: Final = 64
+#: How notes on the loads of each begin.
+_IN_TURNS: Final = ("in turns, as it is", "in turns, the best")
 #: Candidates that are compared with the configuration as it is, if constraints do not hold for the first one there.
 _FINALISTS: Final = 2
 #: Of the axes, the first ones interact: rows, executors, threads and delay.
@@ -204,9 +206,12 @@ def _compare(bench: Bench, space: Space, point: Point, tuning: Tuning, tell: Cal
         for which in block_order(rng):
             sample = bench.candidate(space.config(points[which]))
             if sample.fault:
-                tuning.notes.append(f"in turns, {'the best' if which else 'as it is'}: {sample.fault}")
-                tuning.missed_in_turns = True
-                return False
+                if not any(note.startswith(_IN_TURNS[which]) for note in tuning.notes):
+                    tuning.notes.append(f"{_IN_TURNS[which]}: {sample.fault}")
+                # A configuration that refuses requests, as it is, may still be compared by those that it answers.
+                if which or sample.wrong:
+                    tuning.missed_in_turns = True
+                    return False
             doubts += bool(sample.doubt)
             found[which].append(sample.figures)
             # Without constraints: those are looked at over all loads together.
