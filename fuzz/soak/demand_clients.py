@@ -113,5 +113,6 @@ def judge_memory(account: Account, samples: Sequence[Sample], http_port: int) ->
     figures = dict(re.findall(r"^toutates_on_demand_(\w+) (\S+)$", page, re.MULTILINE))
     if float(figures["memory_bytes"]) > float(figures["memory_capacity_bytes"]):
         wrong.append(f"on demand: models of {figures['memory_bytes']} bytes are in memory, at most {MEMORY}")
-    if not float(figures["evictions_total"]):
-        wrong.append("on demand: no model has left memory for another")
+    # A soak of seconds may ask for no more models than fit; but none is loaded twice that has not left.
+    if float(figures["loads_total"]) > float(figures["loaded_models"]) and not float(figures["evictions_total"]):
+        wrong.append("on demand: models have left memory, and none was counted as evicted")
