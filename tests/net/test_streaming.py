@@ -80,7 +80,8 @@ def test_task_that_nothing_on_the_worker_woke_runs_while_unary_calls_keep_it_bus
             await trio.sleep(0.001)
             await stream.send(body)
 
-    with running(None, own(answer_a_moment_later)) as server, RawClient(server) as client:
+    # As many unary calls as the machine makes in the meantime: their answers must not fill the client's window.
+    with running(None, own(answer_a_moment_later)) as server, RawClient(server, WIDE) as client:
         client.send(OPEN)
         stream_id = 1
         for _ in range(20):
