@@ -253,6 +253,31 @@ def test_two_configurations_are_a_warning(tmp_path: Path) -> None:
     assert report.facts == ["m 1: batched, SuperTensor 256 bytes (256 bytes, 2 batches of 4)"]
 
 
+@pytest.mark.parametrize(
+    ("lies", "beside", "told"),
+    [
+        ("m/config.yaml", "", "'{}/m/config.yaml' is not read, * move it to '{}/m/1/config.yaml'"),
+        ("m/config.yml", "", "'{}/m/config.yml' is not read, * move it to '{}/m/1/config.yaml'"),
+        ("m/config.yaml", "m/1/config.yaml", "'{}/m/config.yaml' is not read, * there is '{}/m/1/config.yaml'"),
+        ("m/1/config.pbtxt", "", "'{}/m/1/config.pbtxt' is not read, * move it to '{}/m/config.pbtxt'"),
+        ("m/1/config.pbtxt", "m/config.pbtxt", "'{}/m/1/config.pbtxt' is not read, * there is '{}/m/config.pbtxt'"),
+    ],
+)
+def test_a_configuration_that_lies_where_none_is_read_is_a_warning(
+    tmp_path: Path, lies: str, beside: str, told: str
+) -> None:
+    def build(root: Path) -> None:
+        add_model(root, "m", negative())
+        (root / lies).write_text("nothing reads this")
+        if beside:
+            (root / beside).write_text(YAML if beside.endswith("yaml") else "max_batch_size: 4")
+
+    warning = warn(tmp_path, build).warnings[0]
+    start, end = told.replace("{}", str(tmp_path)).split("*")
+    assert warning.startswith(start)
+    assert warning.endswith(end)
+
+
 def test_odd_version_directories_and_versions_that_are_not_there_are_warnings(tmp_path: Path) -> None:
     def build(root: Path) -> None:
         add_model(root, "m", negative())

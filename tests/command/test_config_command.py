@@ -148,3 +148,10 @@ def test_a_directory_that_is_not_there_is_refused_with_the_one_beside_it(
     assert capsys.readouterr().err == (
         f"toutates: error: MODEL_DIR: is not a directory (got '{tmp_path}/resnte'); did you mean '{tmp_path}/resnet'?\n"
     )
+
+
+def test_a_configuration_that_is_not_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    add_model(tmp_path, "m", negative())
+    (tmp_path / "m" / "config.yaml").write_text("batch_size: 2\n")
+    assert main(["config", str(tmp_path / "m")]) == 0
+    assert f"warning: '{tmp_path}/m/config.yaml' is not read" in capsys.readouterr().err

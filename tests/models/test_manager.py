@@ -161,8 +161,10 @@ def test_folders_that_cannot_be_loaded_at_all_are_entered_too(tmp_path: Path, ca
     (tmp_path / "no_file" / "1").mkdir(parents=True)
     (tmp_path / "fine" / "latest").mkdir(parents=True)
     put(tmp_path, "fine")
+    (tmp_path / "fine" / "config.yaml").write_text("nobody reads this")
     manager, progress = load(tmp_path)
     assert [total for _, total, _ in progress] == [2, 2]
+    assert f"'{tmp_path}/fine/config.yaml' is not read" in caplog.text
     assert "no version directory" in manager.table.models["empty"].problem
     assert "unable to find" in manager.table.models["no_file"].versions[1].reason
     assert "model 'empty' cannot be loaded: no version directory" in caplog.text

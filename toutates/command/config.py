@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from toutates.backends.onnx.inspection import ALL_DEVICES
@@ -17,7 +18,13 @@ from toutates.server.kinds import kinds_of_models
 from toutates.system.errors import ConfigurationError
 from toutates.system.text import one_line
 
-__all__ = ["effective_configuration", "require_model_dir"]
+__all__ = ["effective_configuration", "print_warnings", "require_model_dir"]
+
+
+def print_warnings(model_dir: Path) -> None:
+    """Print what was passed over in a model's directory, and may have been meant, to standard error."""
+    for warning in scan_model(model_dir.absolute()).warnings:
+        print(f"toutates: warning: {warning}", file=sys.stderr)
 
 
 def require_model_dir(model_dir: Path) -> None:

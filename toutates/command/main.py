@@ -219,9 +219,10 @@ def _config(arguments: list[str]) -> int:
     settings = settings_of(parsed)
     libraries = settings["custom-op-libraries"] or ()
     prepare_onnxruntime()
-    from toutates.command.config import effective_configuration, require_model_dir
+    from toutates.command.config import effective_configuration, print_warnings, require_model_dir
 
     require_model_dir(model_dir)
+    print_warnings(model_dir)
     try:
         text = effective_configuration(
             model_dir,

@@ -32,7 +32,13 @@ from pathlib import Path
 from typing import Final
 from unicodedata import category
 
-from toutates.models.config.misplaced import graphs, near_directory, right_path_for_file, wrong_root
+from toutates.models.config.misplaced import (
+    graphs,
+    loose_configurations,
+    near_directory,
+    right_path_for_file,
+    wrong_root,
+)
 from toutates.models.config.other_kinds import kind_among_files
 from toutates.models.config.pbtxt import PBTXT_NAME
 from toutates.models.config.settings import CONFIG_NAME, MODEL_FILENAME
@@ -260,9 +266,10 @@ def scan_model(path: Path, override: TritonConfiguration | None = None) -> Model
     if reason:
         return ModelFolder(name, path, problem=reason, passed_over=True)
     try:
-        entries = _directories(path)
+        names = os.listdir(path)
     except OSError as exc:
         return ModelFolder(_shown(name), path, problem=f"cannot read '{path}': {exc.strerror}")
+    entries = sorted(entry for entry in names if not entry.startswith(".") and _is_directory(path / entry))
     numbers = sorted(int(entry) for entry in entries if is_version(entry))
     is_meant = bool(numbers or override) or os.path.lexists(path / PBTXT_NAME)
     if _shown(name) != name:
@@ -278,6 +285,7 @@ def scan_model(path: Path, override: TritonConfiguration | None = None) -> Model
     ]
     if not numbers and _is_text_model(path):
         return lone_model(path, name, override)
+    warnings += loose_configurations(path, names, numbers)
     problem = "" if numbers else f"no version directory in '{path}', such as '{path / '1'}'"
     try:
         triton = override or read_triton_configuration(path)
@@ -444,11 +452,6 @@ def _names_in(path: Path) -> list[str]:
         return os.listdir(path)
     except OSError:
         return []
-
-
-def _directories(path: Path) -> list[str]:
-    """Names of the directories in a directory, links to directories included and hidden ones left out, sorted."""
-    return sorted(name for name in os.listdir(path) if not name.startswith(".") and _is_directory(path / name))
 
 
 def _is_directory(path: Path) -> bool:

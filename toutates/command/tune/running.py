@@ -20,7 +20,7 @@ from toutates.bench.data import DataSettings
 from toutates.bench.link import Unreachable
 from toutates.bench.load import LoadFailed
 from toutates.bench.measuring import Questions, Target
-from toutates.command.config import effective_configuration, require_model_dir
+from toutates.command.config import effective_configuration, print_warnings, require_model_dir
 from toutates.command.settings import settings_of
 from toutates.models.repository import scan_model
 from toutates.server.options import EXIT_FAILURE, EXIT_OK
@@ -50,6 +50,7 @@ def run_tune(parsed: argparse.Namespace) -> int:
     # An absolute path has the model's name; "." has none.
     model_dir = Path(os.path.abspath(parsed.model_dir))
     require_model_dir(model_dir)
+    print_warnings(model_dir)
     wanted = Wanted(_objective(parsed.objective), _constraints(parsed.constraint), parsed.points)
     settings = settings_of(parsed)
     questions = _questions(parsed, model_dir.name)

@@ -1,4 +1,4 @@
-"""Directories that are given as a model repository and are something else, and graphs that lie where none is served."""
+"""Directories that are given as a model repository and are something else, and files that lie where none is read."""
 
 from __future__ import annotations
 
@@ -8,9 +8,22 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
-__all__ = ["graphs", "loose_graphs", "near_directory", "near_name", "right_path_for_file", "wrong_root"]
+from toutates.models.config.pbtxt import PBTXT_NAME
+from toutates.models.config.settings import CONFIG_NAME
+
+__all__ = [
+    "graphs",
+    "loose_configurations",
+    "loose_graphs",
+    "near_directory",
+    "near_name",
+    "right_path_for_file",
+    "wrong_root",
+]
 
 _GRAPH_SUFFIX: Final = ".onnx"
+#: The other usual suffix.
+_MISNAMED: Final = "config.yml"
 #: Directories that are looked into for a repository within.
 _MAX_LOOKED_INTO: Final = 100
 
@@ -54,6 +67,33 @@ def loose_graphs(root: Path) -> list[str]:
             f"{here / graph}: lies in no model's directory, and is not served; "
             f"move it to '{here / model / '1' / 'model.onnx'}'"
         )
+    return found
+
+
+def loose_configurations(model: Path, names: Collection[str], versions: Collection[int]) -> list[str]:
+    """What is wrong with configurations that lie in a model's directory where none is read, a sentence for each.
+
+    Args:
+        model: the model's directory.
+        names: of what is in it.
+        versions: that are there.
+    """
+    found = []
+    newest = model / str(max(versions, default=1))
+    for name in (CONFIG_NAME, _MISNAMED):
+        if name in names:
+            holds = next((one for one in (newest / CONFIG_NAME, newest / _MISNAMED) if os.path.lexists(one)), None)
+            remedy = f"remove it, because there is '{holds}'" if holds else f"move it to '{newest / CONFIG_NAME}'"
+            found.append(
+                f"'{model / name}' is not read, because a {CONFIG_NAME} lies beside its version's files; {remedy}"
+            )
+    for number in versions:
+        if os.path.lexists(own := model / str(number) / PBTXT_NAME):
+            holds = model / PBTXT_NAME if PBTXT_NAME in names else None
+            remedy = f"remove it, because there is '{holds}'" if holds else f"move it to '{model / PBTXT_NAME}'"
+            found.append(
+                f"'{own}' is not read, because a {PBTXT_NAME} lies beside the directories of versions; {remedy}"
+            )
     return found
 
 
