@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,12 +22,14 @@ class Answer:
         status: HTTP's.
         headers: beside Content-Length, which may be among them.
         cut: bytes after which the connection ends; None for no cut.
+        pause_s: seconds before each byte of the content; 0 for all at once.
     """
 
     body: bytes = b""
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     cut: int | None = None
+    pause_s: float = 0.0
 
 
 @dataclass
@@ -68,8 +71,12 @@ def answering(
                 if value:
                     self.send_header(key, value)
             self.end_headers()
-            if self.command != "HEAD":
+            if self.command != "HEAD" and not given.pause_s:
                 self.wfile.write(given.body[: given.cut])
+            elif self.command != "HEAD":
+                for byte in given.body[: given.cut]:
+                    time.sleep(given.pause_s)
+                    self.wfile.write(bytes([byte]))
             if given.cut is not None:
                 self.close_connection = True
 

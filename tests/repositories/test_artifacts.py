@@ -30,12 +30,15 @@ from tests.ports import free_port
 from tests.repositories.answers import Answer, Answers, answering
 from tests.repositories.clouds import opened, running
 from tests.repositories.support import files_in, quiet
+from toutates.repositories.artifacts import store
 from toutates.repositories.artifacts.layout import artifact_models
 from toutates.repositories.artifacts.manifests import chosen_manifest, read_manifest
+from toutates.repositories.artifacts.registry_login import RegistryLogin
 from toutates.repositories.interface import Repository
 from toutates.repositories.s3 import repository
 from toutates.repositories.s3.keys import S3Object
 from toutates.repositories.web import client
+from toutates.repositories.web.client import Asked
 from toutates.system.errors import ConfigurationError, RepositoryError
 
 MODEL = {"m/1/model.onnx": b"graph", "m/1/model.onnx_data": os.urandom(200_000), "m/config.pbtxt": b'name: "m"\n'}
@@ -204,6 +207,7 @@ def test_a_file_without_an_etag_is_known_by_its_time_or_size(
         (Answer(status=403), r"access is denied \(403\).*netrc"),
         (Answer(b"<html>", headers={"Content-Type": "text/html; charset=x"}), "is a page and no file, as of a login"),
         (Answer(b"x", headers={"Content-Length": "", "Connection": "close"}), "does not say how large the file is"),
+        (Answer(b"x", headers={"Content-Length": "9" * 5_000}), "does not say how large the file is"),
         (Answer(status=302, headers={"Location": "file:///etc/passwd"}), "is not followed"),
         (Answer(status=302, headers={"Location": "http://127.0.0.1/"}), "redirects from https to http"),
     ],
@@ -566,6 +570,88 @@ def test_a_server_of_tokens_that_redirects_does_not_hand_the_password_on(tmp_pat
             one.scan()
         assert [path for _, path, headers in server.requests if "authorization" in headers] == ["/token?"]
         assert [(path, "authorization" in headers) for _, path, headers in elsewhere.requests] == [("/token", False)]
+
+
+def test_a_password_is_not_asked_for_by_where_a_registry_redirects_to(tmp_path: Path, environment: Path) -> None:
+    def thief(method: str, path: str, headers: Mapping[str, str]) -> Answer:
+        return Answer(status=401, headers={"WWW-Authenticate": f'Bearer realm="{elsewhere.url}/token"'})
+
+    def front(method: str, path: str, headers: Mapping[str, str]) -> Answer:
+        return Answer(status=307, headers={"Location": f"{elsewhere.url}{path}"})
+
+    with answering(thief) as elsewhere, answering(front) as server:
+        host = server.url.removeprefix("http://")
+        (environment / ".docker").mkdir()
+        (environment / ".docker" / "config.json").write_text(
+            json.dumps({"auths": {host: {"username": "me", "password": "tellnobody"}}})
+        )
+        with opened(f"oci://{host}/acme/net:v1", tmp_path) as one, pytest.raises(ConfigurationError, match="a login"):
+            one.scan()
+        assert {path for _, path, _ in elsewhere.requests} == {"/v2/acme/net/manifests/v1"}
+        assert not any("authorization" in headers for _, _, headers in elsewhere.requests)
+
+
+def test_a_password_is_not_sent_without_tls_for_a_registry_with_it() -> None:
+    asked = Asked("--model-repository", "oci://r.io/net", "an OCI registry", "the network")
+    login = RegistryLogin(asked, "r.io", "https://r.io")
+    challenge = {"WWW-Authenticate": 'Bearer realm="http://r.io/token"'}
+    refused = client.Refused(401, challenge, ("https", "r.io", 443))
+    http = client.HttpClient(asked, lambda refused: None, threading.Event(), 1)
+    with pytest.raises(ConfigurationError, match="to a server without TLS"):
+        login.answer(refused, http)
+
+
+@pytest.mark.parametrize("answer", [b"", b"[]", b'{"token": 7}', b'{"token": "a", "expires_in": 1' + b"0" * 400 + b"}"])
+def test_what_is_no_token_is_refused(tmp_path: Path, answer: bytes) -> None:
+    def front(method: str, path: str, headers: Mapping[str, str]) -> Answer:
+        if path.startswith("/token"):
+            return Answer(answer)
+        return Answer(status=401, headers={"WWW-Authenticate": f'Bearer realm="{server.url}/token"'})
+
+    with answering(front) as server:
+        url = f"oci://{server.url.removeprefix('http://')}/acme/net:v1"
+        with opened(url, tmp_path) as one, pytest.raises(ConfigurationError, match="what answers gives none"):
+            one.scan()
+
+
+def image(*layers: bytes) -> Callable[[str, str, Mapping[str, str]], Answer]:
+    """A registry with one image."""
+    blobs = {f"sha256:{hashlib.sha256(body).hexdigest()}": body for body in layers}
+    listed = [{"mediaType": TAR, "digest": digest, "size": len(body)} for digest, body in blobs.items()]
+    manifest = json.dumps({"config": {"mediaType": IMAGE}, "layers": listed}).encode()
+
+    def answer(method: str, path: str, headers: Mapping[str, str]) -> Answer:
+        return Answer(manifest if "/manifests/" in path else blobs[path.rpartition("/")[2]])
+
+    return answer
+
+
+@pytest.mark.parametrize("what", ["packed", "bytes", "files"])
+def test_layers_are_bounded_in_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    monkeypatch.setattr(store, "_MAX_BYTES", 30_000)
+    monkeypatch.setattr(store, "_MAX_FILES", 5)
+    size, files = (1, 3) if what == "files" else (20_000, 1)
+    content = os.urandom(size) if what == "packed" else bytes(size)
+    layers = [
+        tar({f"models/m/{layer}/{file}": content for file in range(files)}, compressed=what != "files")
+        for layer in range(2)
+    ]
+    with (
+        answering(image(*layers)) as server,
+        opened(f"oci://{server.url[7:]}/net:v1", tmp_path) as one,
+        pytest.raises(ConfigurationError, match=rf"more than \d+ {'bytes' if what == 'packed' else what}"),
+    ):
+        one.scan()
+    assert not [path for path in tmp_path.iterdir() if path.is_file() and path.name != "lock"]
+
+
+def test_a_layer_empties_folders_of_those_before(tmp_path: Path) -> None:
+    before = tar({f"models/{name}/{version}/model.onnx": b"old" for name in "ab" for version in (1, 2)})
+    after = tar({"models/a/.wh..wh..opq": b"", "models/a/3/model.onnx": b"new", "models/b/.wh.1": b""})
+    with answering(image(before, after)) as server, opened(f"oci://{server.url[7:]}/net:v1", tmp_path) as one:
+        found = {folder.name: [version.number for version in folder.versions] for folder in one.scan()}
+        assert found == {"a": [3], "b": [2]}
+        assert fetched(one, "a") == {"3/model.onnx": b"new"}
 
 
 @pytest.mark.parametrize("body", [b"<!DOCTYPE html><html>Sign in</html>", b"", b"[]", b"{}", b'{"layers": [{}]}'])

@@ -404,6 +404,44 @@ def test_entities_of_xml_are_not_expanded(
         one.scan()
 
 
+def test_a_document_type_cannot_hide_in_another_encoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = '<?xml version="1.0" encoding="utf-16"?><!DOCTYPE a [<!ENTITY b "x">]>'
+    body = (text + LISTING.decode().partition("?>")[2].replace("%s", "")).encode("utf-16")
+    with answering(lambda method, path, headers: Answer(body)) as service:
+        monkeypatch.setenv("AZURE_STORAGE_SERVICE_ENDPOINT", service.url)
+        with (
+            opened("as://account/container", tmp_path) as one,
+            pytest.raises(ConfigurationError, match="lists objects as no "),
+        ):
+            one.scan()
+
+
+def test_a_byte_order_mark_is_no_part_of_a_listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "as://account/container"
+    body = b"\xef\xbb\xbf" + listing(url, "m/1/model.onnx", 1)
+    with answering(lambda method, path, headers: Answer(body)) as service:
+        monkeypatch.setenv("AZURE_STORAGE_SERVICE_ENDPOINT", service.url)
+        with opened(url, tmp_path) as one:
+            assert [folder.name for folder in one.scan()] == ["m"]
+
+
+@pytest.mark.parametrize("size", [str(2**63), "1e999", "9" * 5_000, "-1"])
+def test_sizes_that_no_object_has_are_refused(fake: tuple[str, Answers], tmp_path: Path, size: str) -> None:
+    url, service = fake
+    body = listing(url, "m/1/model.onnx", 12345).replace(b'"12345"', b"12345").replace(b"12345", size.encode())
+    service.answer = lambda method, path, headers: Answer(body)
+    with opened(url, tmp_path) as one, pytest.raises(ConfigurationError, match="lists objects as no "):
+        one.scan()
+
+
+def test_names_that_no_object_has_are_refused(fake: tuple[str, Answers], tmp_path: Path) -> None:
+    """A listing of names of megabytes each would fill memory."""
+    url, service = fake
+    service.answer = lambda method, path, headers: Answer(listing(url, "m/1/" + "x" * 4_100, 1))
+    with opened(url, tmp_path) as one, pytest.raises(ConfigurationError, match="lists objects as no "):
+        one.scan()
+
+
 def test_a_listing_that_never_ends_is_given_up(fake: tuple[str, Answers], tmp_path: Path) -> None:
     url, service = fake
     service.answer = lambda method, path, headers: Answer(listing(url, "m/1/model.onnx", 1, "again"))
@@ -417,19 +455,22 @@ def test_a_listing_that_is_too_long_is_given_up(
     fake: tuple[str, Answers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, service = fake
-    monkeypatch.setattr(gs, "_MAX_PAGE", 100)
-    monkeypatch.setattr(azure_blobs, "_MAX_PAGE", 100)
+    for module in (gs, azure_blobs):
+        monkeypatch.setattr(module, "MAX_PAGE", 100)
     service.answer = lambda method, path, headers: Answer(b" " * 200)
     with opened(url, tmp_path) as one, pytest.raises(ConfigurationError, match="longer than 100 bytes"):
         one.scan()
 
 
-def test_a_listing_that_takes_too_long_is_given_up(
-    fake: tuple[str, Answers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("status", [200, 302, 403, 503])
+def test_an_answer_of_a_byte_now_and_then_is_given_up(
+    fake: tuple[str, Answers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
+    """Each byte comes long before anybody stops waiting for it."""
     url, service = fake
-    monkeypatch.setattr(client, "_WHOLE_SECONDS", -1)
-    service.answer = lambda method, path, headers: Answer(listing(url, "m/1/model.onnx", 1))
+    monkeypatch.setattr(client, "_WHOLE_SECONDS", 0.1)
+    slow = Answer(bytes(16_000), status, {"Location": "/"} if status == 302 else {}, pause_s=0.01)
+    service.answer = lambda method, path, headers: slow
     with opened(url, tmp_path) as one, pytest.raises(RepositoryError, match="it takes longer than"):
         one.scan()
 
@@ -480,6 +521,10 @@ def test_redirects_that_are_not_followed(
         ("https://8.8.8.8/a", "https://10.0.0.1/", ""),
         ("https://8.8.8.8/a", "https://localhost/", ""),
         ("https://8.8.8.8/a", "https://[::1]/", ""),
+        ("https://8.8.8.8/a", "https://[::ffff:10.0.0.1]/", ""),
+        ("https://8.8.8.8/a", "https://[64:ff9b::a00:1]/", ""),
+        ("https://8.8.8.8/a", "https://[64:ff9b::808:808]/", "https://[64:ff9b::808:808]/"),
+        ("https://8.8.8.8/a", "https://[2002:a00:1::]/", ""),
         ("https://8.8.8.8/a", "https://x:port/", ""),
         ("https://10.0.0.1/a", "https://10.0.0.2/b", "https://10.0.0.2/b"),
         ("http://10.0.0.1/a", "http://10.0.0.1/b", "http://10.0.0.1/b"),

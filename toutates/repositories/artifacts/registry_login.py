@@ -65,6 +65,8 @@ class RegistryLogin:
         Raises:
             ConfigurationError, RepositoryError: there is no token to be had.
         """
+        if refused.origin != self._origin:
+            return False  # where the registry's answer redirects to, nobody may ask for its password
         asks = refused.headers.get("WWW-Authenticate", "")
         kind, _, rest = asks.partition(" ")
         parameters = dict(_PARAMETER.findall(rest))
@@ -81,7 +83,7 @@ class RegistryLogin:
                 scheme, host, _ = origin(realm)
             except ValueError:
                 scheme, host = "", ""
-            if scheme != "https" and (scheme, host) != ("http", self._origin[1]):
+            if scheme != "https" and (scheme, host) != self._origin[:2]:
                 raise self._asked.unusable(
                     "the registry wants the password sent to a server without TLS", "check that it is a registry"
                 )
@@ -104,13 +106,13 @@ class RegistryLogin:
             _, body, _ = client.read(url, _MAX_ANSWER, problem, headers)
             given = json.loads(body)
             token = given.get("token") or given["access_token"]
-            lasts = given.get("expires_in", _USUAL_S)
+            lasts = float(given.get("expires_in", _USUAL_S))
             if not isinstance(token, str) or not token.isascii() or not token.isprintable():
                 raise ValueError("it is no token")
-            self._until = time.monotonic() + max(0.0, float(lasts) - _EARLY_S)
+            self._until = time.monotonic() + max(0.0, lasts - _EARLY_S)
         except Refused as error:
             raise self._asked.unusable(f"{problem} (status {error.status})", LOGIN) from error
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
             raise self._asked.unusable(f"{problem}: what answers gives none", "check that it is a registry") from error
         self._header = f"Bearer {token}"
 

@@ -10,7 +10,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from toutates.repositories.artifacts.spool import Spool, nameless_file
 from toutates.repositories.cache.model_cache import ModelCache
@@ -22,7 +22,9 @@ from toutates.system.errors import ConfigurationError, RepositoryError
 
 __all__ = ["ArtifactStore", "Part"]
 
-_MAX_BYTES: Final = 16 * 2**30  # of what an archive holds
+#: Of what the archives of an artifact hold together: bytes and files.
+_MAX_BYTES: Final = 16 * 2**30
+_MAX_FILES: Final = 20_000
 #: How layers of images say that a file, or all of a folder, of the layers before is gone.
 _GONE: Final = ".wh."
 _ALL_GONE: Final = ".wh..wh..opq"
@@ -116,24 +118,22 @@ class ArtifactStore(ABC):
         """See ``ObjectStore.objects``."""
         files: dict[str, tuple[S3Object, Part, str]] = {}
         parts = self.parts()
+        self._check_sum("bytes", sum(part.found.size for part in parts if not part.path), self._most)
+        count = size = 0
         with self._lock:
             for part in parts:
                 if part.path:
                     files[part.path] = (S3Object(part.path, part.found.etag, part.found.size), part, part.path)
                     continue
-                own = {path.removeprefix(part.below): (path, one) for path, one in self._contents(part).items()}
-                for path in own:
-                    folder, slash, name = path.rpartition("/")
-                    if part.below and name == _ALL_GONE:
-                        files = {key: value for key, value in files.items() if not key.startswith(folder + slash)}
-                    elif part.below and name.startswith(_GONE):
-                        gone = folder + slash + name.removeprefix(_GONE)
-                        files = {
-                            key: value for key, value in files.items() if key != gone and not key.startswith(gone + "/")
-                        }
+                contents = self._contents(part, self._most - size)
+                count, size = count + len(contents), size + sum(one.size for one in contents.values())
+                self._check_sum("files", count, _MAX_FILES)
+                self._check_sum("bytes", size, self._most)
+                own = {path.removeprefix(part.below): (path, one) for path, one in contents.items()}
+                if part.below:
+                    files, own = _without_gone(files, own)
                 for path, (inside, one) in own.items():
-                    if not (part.below and path.rpartition("/")[2].startswith(_GONE)):
-                        files[path] = (S3Object(path, one.etag, one.size), part, inside)
+                    files[path] = (S3Object(path, one.etag, one.size), part, inside)
             self._origins = {found: (part, inside) for found, part, inside in files.values()}
             current = {part.found.etag for part in parts}
             self._known = {etag: known for etag, known in self._known.items() if etag in current}
@@ -151,7 +151,7 @@ class ArtifactStore(ABC):
             self._fetch(part, target, on_bytes)
             return
         with self._lock:
-            spool, left = self._spool(part)
+            spool, left = self._spool(part, self._most)
         spool.copy(inside, target, on_bytes)
         with self._lock:
             left.discard(inside)
@@ -182,13 +182,21 @@ class ArtifactStore(ABC):
             digest=hashlib.sha256,
             check=lambda headers: self.check_part(part, headers),
         )
-        if part.sha256 and digest != part.sha256 and part.found.size:
+        if part.sha256 and digest != part.sha256:
             raise ObjectChanged(
                 f"what came for {part.found.key!r} of '{self._asked.url}' does not have the digest sha256:{part.sha256}"
             )
 
-    def _contents(self, part: Part) -> dict[str, S3Object]:
-        """The files of an archive, by path. The lock is held."""
+    def _check_sum(self, what: str, count: int, most: int) -> None:
+        """See that what the archives have together is not too much."""
+        if count > most:
+            raise self._asked.unusable(
+                f"its archives have more than {most} {what} together",
+                "raise --model-cache-size, or serve its files from a directory or a bucket",
+            )
+
+    def _contents(self, part: Part, most: int) -> dict[str, S3Object]:
+        """The files of an archive, which have so many bytes at most, by path. The lock is held."""
         etag = part.found.etag
         if etag not in self._known:
             listings = self._listings(part)
@@ -196,23 +204,18 @@ class ArtifactStore(ABC):
             if kept is not None:
                 self._known[etag] = {found.key: found for found in kept.objects}
             else:
-                self._spool(part)
+                self._spool(part, most)
                 listings.keep(part.below, list(self._known[etag].values()), if_empty=True)
         return self._known[etag]
 
     def _listings(self, part: Part) -> Listings:
         return Listings(self._root, f"{self._endpoint} {part.url.partition('?')[0]} {part.found.etag}")
 
-    def _spool(self, part: Part) -> tuple[Spool, set[str]]:
-        """The contents of an archive, downloaded if they are not here. The lock is held."""
+    def _spool(self, part: Part, most: int) -> tuple[Spool, set[str]]:
+        """The contents of an archive, ``most`` bytes at most, downloaded if they are not here. The lock is held."""
         etag = part.found.etag
         if etag in self._spools:
             return self._spools[etag]
-        if part.found.size > self._most:
-            raise self._asked.unusable(
-                f"{part.found.key!r} has {part.found.size} bytes, more than the {self._most} that an archive may have",
-                "raise --model-cache-size, or serve its files from a directory or a bucket",
-            )
         with nameless_file(self._root) as archive:
             try:
                 self._fetch(part, _Room(archive, part.found), lambda size: None)
@@ -221,7 +224,7 @@ class ArtifactStore(ABC):
                     f"{self._asked.flag} {self._asked.url}: {error}; check what lies between"
                 ) from error
             try:
-                spool = Spool(archive, self._root, self._most, part.below, self._check_stopping)
+                spool = Spool(archive, self._root, most, part.below, self._check_stopping)
             except ConfigurationError as error:  # which names the nameless file
                 raise self._asked.unusable(f"{part.found.key!r} {error.problem}", error.remedy) from error
         self._known[etag] = {
@@ -233,3 +236,33 @@ class ArtifactStore(ABC):
     def _check_stopping(self) -> None:
         if self._stopping.is_set():
             raise RepositoryError("the server is stopping")
+
+
+#: Files by path, with what is known of them.
+_Files = TypeVar("_Files")
+_Own = TypeVar("_Own")
+
+
+def _without_gone(files: dict[str, _Files], own: dict[str, _Own]) -> tuple[dict[str, _Files], dict[str, _Own]]:
+    """Files of the layers before that a layer of an image leaves there, and its own without what says that."""
+    gone: set[str] = set()
+    emptied: set[str] = set()
+    for path in own:
+        folder, slash, name = path.rpartition("/")
+        if name == _ALL_GONE:
+            emptied.add(folder)
+        elif name.startswith(_GONE):
+            gone.add(folder + slash + name.removeprefix(_GONE))
+
+    def is_left(path: str) -> bool:
+        while path:
+            folder = path.rpartition("/")[0]
+            if path in gone or folder in emptied:
+                return False
+            path = folder
+        return True
+
+    return (
+        {path: one for path, one in files.items() if is_left(path)} if gone or emptied else files,
+        {path: one for path, one in own.items() if not path.rpartition("/")[2].startswith(_GONE)},
+    )

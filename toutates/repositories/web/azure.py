@@ -20,7 +20,8 @@ from toutates.repositories.s3.keys import S3Object
 from toutates.repositories.specification import BucketSpecification
 from toutates.repositories.web.client import Asked, Authorize, HttpClient, Refused
 from toutates.repositories.web.credentials import AzureToken, shared_key
-from toutates.system.errors import ConfigurationError, RepositoryError
+from toutates.repositories.web.listing import MAX_PAGE, listed, listed_object
+from toutates.system.errors import ConfigurationError
 
 __all__ = ["AzureStore"]
 
@@ -28,9 +29,6 @@ _VERSION: Final = {"x-ms-version": "2021-12-02"}
 _SUFFIX: Final = ".blob.core.windows.net"
 #: The URL of the blob service, for emulators and clouds of their own, as for Azure's command line.
 _ENDPOINT: Final = "AZURE_STORAGE_SERVICE_ENDPOINT"
-_MAX_PAGE: Final = 16 * 2**20  # bytes of one page of a listing, which has 5000 blobs at most
-_MAX_PAGES: Final = 1_000
-_MAX_OBJECTS: Final = 200_000
 _PROBLEM: Final = "it cannot be listed"
 _CREDENTIALS: Final = (
     "give AZURE_STORAGE_ACCOUNT and AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN, or an identity by "
@@ -93,32 +91,23 @@ class AzureStore:
 
     def objects(self, prefix: str) -> Iterator[S3Object]:
         """See ``ObjectStore.objects``."""
-        query, count = {"restype": "container", "comp": "list", "prefix": prefix}, 0
-        for _ in range(_MAX_PAGES):
-            url = f"{self._endpoint}/{self._container}?{urlencode(query, quote_via=quote)}{self._sas}"
-            try:
-                _, body, _ = self._client.read(url, _MAX_PAGE, _PROBLEM, _VERSION)
-                found, following = _page(body)
-            except Refused as error:
-                raise self._asked.unreachable(_PROBLEM, error) from error
-            except (ElementTree.ParseError, ValueError) as error:
-                raise self._asked.unusable(
-                    f"what answers at {self._endpoint} lists objects as no Azure Blob Storage does",
-                    f"check {_ENDPOINT} and what lies between",
-                ) from error
-            yield from found
-            count += len(found)
-            if count > _MAX_OBJECTS:
-                raise self._asked.unusable(
-                    f"there are more than {_MAX_OBJECTS} blobs",
-                    "keep the models under a prefix of their own, and name it",
-                )
-            if not following:
-                return
-            if following == query.get("marker"):
-                break
-            query["marker"] = following
-        raise RepositoryError(f"{self._asked.flag} {self._asked.url}: its listing never ends; check the service")
+        return listed(self._asked, "blobs", lambda mark: self._page(prefix, mark))
+
+    def _page(self, prefix: str, mark: str) -> tuple[list[S3Object], str]:
+        query = {"restype": "container", "comp": "list", "prefix": prefix}
+        if mark:
+            query["marker"] = mark
+        url = f"{self._endpoint}/{self._container}?{urlencode(query, quote_via=quote)}{self._sas}"
+        try:
+            _, body, _ = self._client.read(url, MAX_PAGE, _PROBLEM, _VERSION)
+            return _read_page(body)
+        except Refused as error:
+            raise self._asked.unreachable(_PROBLEM, error) from error
+        except (ElementTree.ParseError, ValueError) as error:
+            raise self._asked.unusable(
+                f"what answers at {self._endpoint} lists objects as no Azure Blob Storage does",
+                f"check {_ENDPOINT} and what lies between",
+            ) from error
 
     def download(self, found: S3Object, target: Any, on_bytes: Callable[[int], None]) -> None:
         """See ``ObjectStore.download``."""
@@ -141,11 +130,12 @@ class AzureStore:
         return explained
 
 
-def _page(body: bytes) -> tuple[list[S3Object], str]:
+def _read_page(body: bytes) -> tuple[list[S3Object], str]:
     """Blobs of a page of a listing, without directories, and the marker of the next page; "" if there is none."""
-    if b"<!DOCTYPE" in body or b"<!ENTITY" in body:
+    text = body.decode("utf-8-sig")  # in another encoding a document type could hide
+    if "<!DOCTYPE" in text or "<!ENTITY" in text:
         raise ValueError("it has a document type")
-    root = ElementTree.fromstring(body)
+    root = ElementTree.fromstring(text)
     blobs = root.find("Blobs")
     if root.tag != "EnumerationResults" or blobs is None:
         raise ValueError("it is no listing")
@@ -153,11 +143,10 @@ def _page(body: bytes) -> tuple[list[S3Object], str]:
     for blob in blobs.iter("Blob"):
         if blob.findtext("Properties/ResourceType") == "directory":
             continue
-        name, etag = blob.findtext("Name", ""), blob.findtext("Properties/Etag", "")
-        size = int(blob.findtext("Properties/Content-Length", "-1"))
-        if not name or not etag or size < 0 or not etag.isascii() or not etag.isprintable():
-            raise ValueError("an entry is none of a blob")
-        found.append(S3Object(name, etag if etag.startswith('"') else f'"{etag}"', size))
+        etag, size = blob.findtext("Properties/Etag", ""), int(blob.findtext("Properties/Content-Length", "-1"))
+        if not etag:
+            raise ValueError("a blob has no ETag")
+        found.append(listed_object(blob.findtext("Name"), etag if etag.startswith('"') else f'"{etag}"', size))
     return found, root.findtext("NextMarker", "") or ""
 
 

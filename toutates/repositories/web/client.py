@@ -37,7 +37,7 @@ _WHOLE_SECONDS: Final = 60.0
 _ATTEMPTS: Final = 4
 _FIRST_WAIT: Final = 0.2  # seconds, doubled each time, and up to twice that at random
 _CHUNK: Final = 128 * 1024  # bytes
-_MAX_REFUSAL: Final = 16_384  # bytes that are read of an answer that is no success
+_MAX_REFUSAL: Final = 16_384  # bytes that are read of an answer without a content for us
 _MAX_SHOWN: Final = 300  # characters of a text that is not ours
 _URL: Final = re.compile(r"\b\w+://\S+|(?<=url: )\S+")
 _NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
@@ -53,12 +53,12 @@ class Refused(Exception):
     Attributes:
         status: HTTP's.
         headers: by any case of their names.
-        body: its beginning.
+        origin: scheme, host and port of who answers, which after a redirect may be anybody.
     """
 
-    def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+    def __init__(self, status: int, headers: Mapping[str, str], origin: tuple[str, str, int]) -> None:
         super().__init__(f"it answers with status {status}")
-        self.status, self.headers, self.body = status, headers, body
+        self.status, self.headers, self.origin = status, headers, origin
 
 
 class Asked:
@@ -151,20 +151,14 @@ class HttpClient:
         failures = 0
         while True:
             try:
-                body = bytearray()
-                end = time.monotonic() + _WHOLE_SECONDS
                 with self._answer(method, url, headers) as (answer, came_from):
-                    for chunk in answer.stream(_CHUNK, decode_content=False):
-                        self._check_stopping()
-                        body += chunk
-                        if time.monotonic() > end:
-                            raise TimeoutError(f"it takes longer than {_WHOLE_SECONDS:g} s")
-                        if len(body) > limit:
-                            raise self._asked.unusable(
-                                f"{problem}: what answers is longer than {limit} bytes",
-                                f"name a place of {self._asked.service}",
-                            )
-                    return answer.headers, bytes(body), came_from
+                    body = self._short(answer, limit)
+                    if len(body) > limit:
+                        raise self._asked.unusable(
+                            f"{problem}: what answers is longer than {limit} bytes",
+                            f"name a place of {self._asked.service}",
+                        )
+                    return answer.headers, body, came_from
             except (ToutatesError, Refused):
                 raise
             except Exception as error:
@@ -276,9 +270,11 @@ class HttpClient:
                 location = answer.headers.get("Location", "") if answer.status in _REDIRECTS else ""
                 if not location:
                     if not 200 <= answer.status < 300:
-                        self._refuse(answer)
+                        self._refuse(answer, origin(url))
                     yield answer, url
                     return
+                if int(answer.headers.get("Content-Length") or _MAX_REFUSAL) < _MAX_REFUSAL:
+                    self._short(answer, _MAX_REFUSAL)  # so that the connection can be used again
                 try:
                     url = followed(url, location, by_proxy=by_proxy)
                 except ValueError as error:
@@ -286,7 +282,6 @@ class HttpClient:
                         f"a redirect of '{_without_query(url)}' is not followed: {error}",
                         "name the place itself, with https",
                     ) from error
-                answer.drain_conn() if int(answer.headers.get("Content-Length") or _CHUNK) < _CHUNK else answer.close()
             finally:
                 with self._lock:
                     self._answers.discard(answer)
@@ -297,8 +292,25 @@ class HttpClient:
             f"'{_without_query(url)}' redirects more than {MAX_REDIRECTS} times", "name the place itself"
         )
 
-    def _refuse(self, answer: Any) -> NoReturn:
-        refused = Refused(answer.status, answer.headers, answer.read(_MAX_REFUSAL))
+    def _short(self, answer: Any, limit: int) -> bytes:
+        """What is left of an answer: all of it, or more than ``limit`` bytes.
+
+        Raises:
+            TimeoutError: it takes too long.
+        """
+        body = bytearray()
+        end = time.monotonic() + _WHOLE_SECONDS
+        # As it comes: what waits for a certain number of bytes would wait for a byte at a time, each just in time.
+        while len(body) <= limit and (piece := answer.read1(_CHUNK, decode_content=False)):
+            self._check_stopping()
+            body += piece
+            if time.monotonic() > end:
+                raise TimeoutError(f"it takes longer than {_WHOLE_SECONDS:g} s")
+        return bytes(body)
+
+    def _refuse(self, answer: Any, by: tuple[str, str, int]) -> NoReturn:
+        self._short(answer, _MAX_REFUSAL)
+        refused = Refused(answer.status, answer.headers, by)
         if answer.status in (408, 429) or answer.status >= 500:
             raise ConnectionError(str(refused))
         explained = self._explain(refused)

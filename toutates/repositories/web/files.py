@@ -76,7 +76,7 @@ class WebFile:
                 f"{unquote(urlsplit(url).path)!r} is a page and no file, as of a login", "give the URL of the file"
             )
         size = headers.get("Content-Length", "")
-        if not (size.isascii() and size.isdigit()):
+        if not (size.isascii() and size.isdigit() and len(size) < 20):
             raise self._asked.unusable(
                 "the server does not say how large the file is", "use one that sends Content-Length"
             )

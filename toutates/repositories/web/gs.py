@@ -7,7 +7,6 @@ generation, which each upload has anew.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import os
 import threading
@@ -22,16 +21,13 @@ from toutates.repositories.s3.store import ObjectChanged
 from toutates.repositories.specification import BucketSpecification
 from toutates.repositories.web.client import Asked, HttpClient, Refused
 from toutates.repositories.web.credentials import GoogleToken
-from toutates.system.errors import RepositoryError
+from toutates.repositories.web.listing import MAX_PAGE, listed, listed_object
 
 __all__ = ["GoogleStore"]
 
 _ENDPOINT: Final = "https://storage.googleapis.com"
 #: Names an emulator, as for Google's own clients. It is asked without credentials.
 _EMULATOR: Final = "STORAGE_EMULATOR_HOST"
-_MAX_PAGE: Final = 16 * 2**20  # bytes of one page of a listing
-_MAX_PAGES: Final = 1_000
-_MAX_OBJECTS: Final = 200_000
 _PROBLEM: Final = "it cannot be listed"
 _CREDENTIALS: Final = "name a service account's key file by GOOGLE_APPLICATION_CREDENTIALS, or use a workload identity"
 
@@ -66,39 +62,28 @@ class GoogleStore:
 
     def objects(self, prefix: str) -> Iterator[S3Object]:
         """See ``ObjectStore.objects``."""
-        fields = "nextPageToken,items(name,size,generation,md5Hash)"
-        query = {"prefix": prefix, "fields": fields, "maxResults": "1000"}
-        url, count = f"{self._endpoint}/storage/v1/b/{quote(self._bucket, safe='')}/o", 0
-        for _ in range(_MAX_PAGES):
-            try:
-                _, body, _ = self._client.read(f"{url}?{urlencode(query)}", _MAX_PAGE, _PROBLEM)
-                page = json.loads(body)
-                found = [_object(entry) for entry in page.get("items", ())]
-                following = page.get("nextPageToken", "")
-            except Refused as error:
-                if error.status == 404:
-                    raise self._asked.unusable(
-                        "there is no such bucket (404)", "correct the bucket's name, or create it"
-                    ) from error
-                raise self._asked.unreachable(_PROBLEM, error) from error
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError, binascii.Error) as error:
+        return listed(self._asked, "objects", lambda mark: self._page(prefix, mark))
+
+    def _page(self, prefix: str, mark: str) -> tuple[list[S3Object], str]:
+        query = {"prefix": prefix, "fields": "nextPageToken,items(name,size,generation,md5Hash)", "maxResults": "1000"}
+        if mark:
+            query["pageToken"] = mark
+        url = f"{self._endpoint}/storage/v1/b/{quote(self._bucket, safe='')}/o?{urlencode(query)}"
+        try:
+            _, body, _ = self._client.read(url, MAX_PAGE, _PROBLEM)
+            page = json.loads(body)
+            return [_object(entry) for entry in page.get("items", ())], str(page.get("nextPageToken") or "")
+        except Refused as error:
+            if error.status == 404:
                 raise self._asked.unusable(
-                    f"what answers at {self._endpoint} lists objects as no Google Cloud Storage does",
-                    f"check {_EMULATOR} and what lies between",
+                    "there is no such bucket (404)", "correct the bucket's name, or create it"
                 ) from error
-            yield from found
-            count += len(found)
-            if count > _MAX_OBJECTS:
-                raise self._asked.unusable(
-                    f"there are more than {_MAX_OBJECTS} objects",
-                    "keep the models under a prefix of their own, and name it",
-                )
-            if not following:
-                return
-            if following == query.get("pageToken"):
-                break
-            query["pageToken"] = str(following)
-        raise RepositoryError(f"{self._asked.flag} {self._asked.url}: its listing never ends; check the service")
+            raise self._asked.unreachable(_PROBLEM, error) from error
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+            raise self._asked.unusable(
+                f"what answers at {self._endpoint} lists objects as no Google Cloud Storage does",
+                f"check {_EMULATOR} and what lies between",
+            ) from error
 
     def download(self, found: S3Object, target: Any, on_bytes: Callable[[int], None]) -> None:
         """See ``ObjectStore.download``. MD5s are compared where the files are written."""
@@ -130,11 +115,12 @@ class GoogleStore:
 
 
 def _object(entry: Any) -> S3Object:
-    name, size, generation, md5 = entry["name"], int(entry["size"]), str(entry["generation"]), entry.get("md5Hash")
-    if not isinstance(name, str) or size < 0 or not generation.isascii() or not generation.isdigit():
-        raise ValueError("an entry is none of an object")
+    generation, md5 = str(entry["generation"]), entry.get("md5Hash")
+    if not generation.isdigit():
+        raise ValueError("a generation is no number")
     # In quotes, as the cache expects an ETag that is an MD5.
-    return S3Object(name, f'"{base64.b64decode(md5, validate=True).hex()}"' if md5 else generation, size)
+    etag = f'"{base64.b64decode(md5, validate=True).hex()}"' if md5 else generation
+    return listed_object(entry["name"], etag, int(entry["size"]))
 
 
 def _explained(refused: Refused) -> tuple[str, str] | None:

@@ -10,6 +10,8 @@ from urllib.parse import urljoin, urlsplit
 __all__ = ["MAX_REDIRECTS", "followed", "origin"]
 
 MAX_REDIRECTS: Final = 5
+#: Addresses that a gateway between IPv6 and IPv4 makes of those of IPv4 (RFC 6052 §2.1).
+_NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 def origin(url: str) -> tuple[str, str, int]:
@@ -50,7 +52,7 @@ def followed(url: str, location: str, *, by_proxy: bool) -> str:
 def _is_inside(host: str, by_proxy: bool) -> bool:
     """Whether a host has any address that is not of the internet."""
     try:
-        return not ipaddress.ip_address(host).is_global
+        return not _is_global(host)
     except ValueError:
         pass
     if by_proxy:
@@ -59,4 +61,16 @@ def _is_inside(host: str, by_proxy: bool) -> bool:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return False  # connecting to it will say so
-    return any(not ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_global for entry in found)
+    return any(not _is_global(str(entry[4][0]).partition("%")[0]) for entry in found)
+
+
+def _is_global(text: str) -> bool:
+    """Whether an address is of the internet, and the address of IPv4, too, that it may stand for."""
+    address = ipaddress.ip_address(text)
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = address.ipv4_mapped or address.sixtofour
+        if inner is None and address in _NAT64:
+            inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+        if inner is not None:
+            return inner.is_global
+    return address.is_global
