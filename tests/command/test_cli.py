@@ -28,7 +28,7 @@ from toutates.h2grpc.limits import LIMIT_NAMES
 from toutates.infer.tracing.configuration import read_trace_options
 from toutates.infer.tracing.settings import TraceSetting
 from toutates.models.turns import Limit
-from toutates.repositories.specification import S3Specification
+from toutates.repositories.specification import BucketSpecification
 from toutates.server.options import Options, TlsFiles, TorchServeOptions
 from toutates.system.address import Address, parse_address
 from toutates.system.errors import ConfigurationError
@@ -51,7 +51,7 @@ def test_defaults_of_the_flags_are_the_defaults_of_the_options() -> None:
 # Flag, value, where it goes, and as what.
 EFFECTS: Final[list[tuple[str, str, str, object]]] = [
     ("--model-repository", "/elsewhere", "model_repositories", (Path("models"), Path("/elsewhere"))),
-    ("--s3-bucket", "bucket", "model_repositories", (Path("models"), S3Specification("bucket"))),
+    ("--s3-bucket", "bucket", "model_repositories", (Path("models"), BucketSpecification("s3", "bucket"))),
     ("--model-name", "resnet", "model_name", "resnet"),
     ("--model-cache-dir", "/elsewhere", "model_cache_dir", Path("/elsewhere")),
     ("--model-cache-size", "7", "model_cache_size", 7),

@@ -9,7 +9,7 @@ import pytest
 
 from tests.triton_repository import add_model, negative
 from toutates.command.main import main, parse_options
-from toutates.repositories.specification import BucketSpecification, FileSpecification, S3Specification
+from toutates.repositories.specification import BucketSpecification, FileSpecification
 from toutates.server.options import Options
 from toutates.system.errors import ConfigurationError
 
@@ -131,7 +131,7 @@ def test_a_repository_may_hold_text_models_and_numbers(tmp_path: Path) -> None:
 
 def test_a_file_on_s3_is_a_model() -> None:
     [place] = serve("s3://bucket/some/net.onnx", "--s3-endpoint", "http://127.0.0.1:1").model_repositories
-    assert isinstance(place, S3Specification)
+    assert isinstance(place, BucketSpecification)
     assert (place.prefix, place.file, place.model_name, place.url) == (
         "some/",
         "net.onnx",
@@ -140,10 +140,10 @@ def test_a_file_on_s3_is_a_model() -> None:
     )
     assert place.endpoint == "http://127.0.0.1:1"
     [place] = serve("s3://bucket/model.onnx").model_repositories
-    assert isinstance(place, S3Specification)
+    assert isinstance(place, BucketSpecification)
     assert (place.prefix, place.model_name) == ("", "bucket")
     options = serve("s3://bucket/models")
-    assert options.model_repositories == (S3Specification("bucket", "models/"),)
+    assert options.model_repositories == (BucketSpecification("s3", "bucket", "models/"),)
     assert options.model_control_mode == "none"
     assert serve("s3://bucket/net.onnx").model_control_mode == "poll"
     assert serve("s3://bucket/net.onnx").repository_poll_s == 15, "each look costs a request"

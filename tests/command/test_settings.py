@@ -13,7 +13,7 @@ from tests.command.test_cli import EFFECTS
 from toutates.command.flags import ALIASES, FLAGS, LIMITS, variable
 from toutates.command.main import main, parse_options
 from toutates.h2grpc import Limits
-from toutates.repositories.specification import S3Specification
+from toutates.repositories.specification import BucketSpecification
 from toutates.server.options import Options
 from toutates.system.address import Address
 from toutates.system.errors import ConfigurationError
@@ -86,7 +86,7 @@ def test_a_flag_goes_before_a_variable_and_a_variable_before_the_file(
 
 def test_what_may_be_repeated_is_replaced_as_a_whole(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "model-repository:\n  - a\n  - s3://bucket/c\n"
-    assert read(file, text).model_repositories == (Path("a"), S3Specification("bucket", "c/"))
+    assert read(file, text).model_repositories == (Path("a"), BucketSpecification("s3", "bucket", "c/"))
     monkeypatch.setenv("TOUTATES_MODEL_REPOSITORY", "one, two\nthree\n")
     assert read(file, text).model_repositories == (Path("one, two"), Path("three"))
     assert read(file, text, "--model-repository", "x").model_repositories == (Path("x"),)

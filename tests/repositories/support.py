@@ -23,8 +23,10 @@ import pytest
 
 from toutates.repositories.cache.files import read_manifest
 from toutates.repositories.cache.model_cache import ModelCache
+from toutates.repositories.s3.client import S3Client
+from toutates.repositories.s3.download import THREADS
 from toutates.repositories.s3.repository import S3Repository
-from toutates.repositories.specification import S3Specification
+from toutates.repositories.specification import BucketSpecification
 from toutates.system.errors import RepositoryError
 
 __all__ = [
@@ -39,6 +41,7 @@ __all__ = [
     "nothing_is_left",
     "quiet",
     "repository",
+    "s3_repository",
     "s3rver",
     "want_all_room",
 ]
@@ -162,12 +165,18 @@ def s3rver(folder: Path) -> Iterator[S3Service]:
         yield service
 
 
+def s3_repository(place: BucketSpecification, cache: ModelCache) -> S3Repository:
+    """What a server makes of a bucket of S3."""
+    return S3Repository(place, cache, S3Client(place, THREADS, cache.stopping))
+
+
 @contextmanager
 def repository(
     service: S3Service | Proxy, bucket: str, cache: Path, prefix: str = "", size: int = 2**40
 ) -> Iterator[S3Repository]:
     """A repository with a cache of its own, as another server would have it."""
-    one = S3Repository(S3Specification(bucket, prefix, service.endpoint), ModelCache(cache, size))
+    place = BucketSpecification("s3", bucket, prefix, service.endpoint, flag="--s3-bucket")
+    one = s3_repository(place, ModelCache(cache, size))
     try:
         yield one
     finally:

@@ -11,13 +11,13 @@ import pytest
 from tests.repositories.support import Proxy, S3Service, repository
 from toutates.repositories.cloud_credentials import VARIABLE, S3Credentials, s3_credentials
 from toutates.repositories.s3.client import S3Client
-from toutates.repositories.specification import S3Specification
+from toutates.repositories.specification import BucketSpecification
 from toutates.system.errors import ConfigurationError
 
 SECRET = "hunter2"
 
 
-def found(path: Path, content: object, place: S3Specification) -> S3Credentials | None:
+def found(path: Path, content: object, place: BucketSpecification) -> S3Credentials | None:
     path.write_text(content if isinstance(content, str) else json.dumps(content))
     return s3_credentials(place, {VARIABLE: str(path)})
 
@@ -29,17 +29,17 @@ def key(name: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("place", "name"),
     [
-        (S3Specification("other"), "all"),
-        (S3Specification("bucket"), "bucket"),
-        (S3Specification("bucket", "models/"), "models"),
-        (S3Specification("bucket", "models/deep/"), "models"),
-        (S3Specification("bucket", "models2/"), "bucket"),
-        (S3Specification("bucket2"), "all"),
-        (S3Specification("mine", "a/", "http://minio:9000"), "minio"),
-        (S3Specification("bucket", "models/", file="net.onnx"), "models"),
+        (BucketSpecification("s3", "other"), "all"),
+        (BucketSpecification("s3", "bucket"), "bucket"),
+        (BucketSpecification("s3", "bucket", "models/"), "models"),
+        (BucketSpecification("s3", "bucket", "models/deep/"), "models"),
+        (BucketSpecification("s3", "bucket", "models2/"), "bucket"),
+        (BucketSpecification("s3", "bucket2"), "all"),
+        (BucketSpecification("s3", "mine", "a/", "http://minio:9000"), "minio"),
+        (BucketSpecification("s3", "bucket", "models/", file="net.onnx"), "models"),
     ],
 )
-def test_the_longest_path_holds(tmp_path: Path, place: S3Specification, name: str) -> None:
+def test_the_longest_path_holds(tmp_path: Path, place: BucketSpecification, name: str) -> None:
     section = {
         "": key("all"),
         "s3://bucket": key("bucket"),
@@ -53,7 +53,7 @@ def test_the_longest_path_holds(tmp_path: Path, place: S3Specification, name: st
 
 
 def test_without_a_file_or_a_place_in_it_boto3_decides(tmp_path: Path) -> None:
-    place = S3Specification("bucket")
+    place = BucketSpecification("s3", "bucket")
     assert s3_credentials(place, {}) is None
     assert found(tmp_path / "file", {"as": {}}, place) is None
     assert found(tmp_path / "file", {"s3": {"s3://other": key("x")}}, place) is None
@@ -73,14 +73,14 @@ def test_without_a_file_or_a_place_in_it_boto3_decides(tmp_path: Path) -> None:
 )
 def test_what_is_wrong_with_a_file_is_said_without_its_secrets(tmp_path: Path, content: object, text: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(text)) as caught:
-        found(tmp_path / "file", content, S3Specification("bucket"))
+        found(tmp_path / "file", content, BucketSpecification("s3", "bucket"))
     assert SECRET not in str(caught.value)
     assert str(tmp_path / "file") in str(caught.value)
 
 
 def test_a_file_that_is_not_there_is_an_error() -> None:
     with pytest.raises(ConfigurationError, match="cannot be read: No such file"):
-        s3_credentials(S3Specification("bucket"), {VARIABLE: "/nowhere/file"})
+        s3_credentials(BucketSpecification("s3", "bucket"), {VARIABLE: "/nowhere/file"})
 
 
 def test_requests_are_signed_by_the_file_and_not_by_the_environment(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.repositories.support import S3Service, quiet
+from tests.repositories.support import S3Service, quiet, s3_repository
 from tests.triton_repository import negative
 from toutates.models.config.configuration import load_configuration
 from toutates.models.config.triton_configuration import TritonConfiguration, read_triton_configuration
@@ -15,8 +15,7 @@ from toutates.models.repository import VersionFolder
 from toutates.repositories.cache.model_cache import ModelCache
 from toutates.repositories.local.file import FileRepository
 from toutates.repositories.obtaining import obtain
-from toutates.repositories.s3.repository import S3Repository
-from toutates.repositories.specification import S3Specification
+from toutates.repositories.specification import BucketSpecification
 from toutates.system.errors import ConfigurationError
 
 GRAPH = negative().SerializeToString()
@@ -108,8 +107,8 @@ def test_a_wrong_configuration_may_be_overridden(path: Path) -> None:
 
 def test_a_file_on_s3_is_recalled_while_s3_does_not_answer(moto_service: S3Service, tmp_path: Path) -> None:
     bucket = moto_service.bucket({"some/net.onnx": GRAPH, "some/net.onnx_data": b"x", "some/network.onnx": b"x"})
-    place = S3Specification(bucket, "some/", moto_service.endpoint, file="net.onnx", model_name="net")
-    repository = S3Repository(place, ModelCache(tmp_path / "cache", 2**30))
+    place = BucketSpecification("s3", bucket, "some/", moto_service.endpoint, file="net.onnx", model_name="net")
+    repository = s3_repository(place, ModelCache(tmp_path / "cache", 2**30))
     try:
         [folder] = repository.scan()
         fetched = repository.fetch(folder, quiet)

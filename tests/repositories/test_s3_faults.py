@@ -26,12 +26,13 @@ from tests.repositories.support import (
     nothing_is_left,
     quiet,
     repository,
+    s3_repository,
 )
 from tests.waiting import wait_until
 from toutates.repositories.cache.file_lock import try_lock
 from toutates.repositories.cache.model_cache import ModelCache
 from toutates.repositories.s3.repository import S3Repository
-from toutates.repositories.specification import S3Specification
+from toutates.repositories.specification import BucketSpecification
 from toutates.system.errors import ConfigurationError, RepositoryError
 
 LARGE = os.urandom(1024) * (9 * 1024)  # two parts
@@ -524,8 +525,8 @@ def test_a_full_disk_is_said_before_the_download(moto_service: S3Service, proxy:
 
 
 def test_a_repository_that_is_stopped_ends_its_downloads(proxy: Proxy, bucket: str, tmp_path: Path) -> None:
-    specification = S3Specification(bucket, "", proxy.endpoint)
-    remote = S3Repository(specification, ModelCache(tmp_path, 2**40))
+    specification = BucketSpecification("s3", bucket, "", proxy.endpoint)
+    remote = s3_repository(specification, ModelCache(tmp_path, 2**40))
     (folder,) = remote.scan()
     remote.stop()
     with pytest.raises(RepositoryError, match="stopping"):

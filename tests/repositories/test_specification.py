@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from toutates.command.main import parse_options
-from toutates.repositories.specification import ArtifactSpecification, BucketSpecification, S3Specification
+from toutates.repositories.specification import ArtifactSpecification, BucketSpecification
 from toutates.system.errors import ConfigurationError
 
 ENDPOINT = "http://minio:9000"
@@ -17,19 +17,28 @@ ENDPOINT = "http://minio:9000"
     ("flags", "expected"),
     [
         ("--model-repository a --model-repository b", (Path("a"), Path("b"))),
-        ("--model-repository s3://bucket", (S3Specification("bucket"),)),
-        ("--model-repository s3://bucket/", (S3Specification("bucket"),)),
-        ("--model-repository S3://bucket//a/b/", (S3Specification("bucket", "a/b/"),)),
-        ("--model-repository s3://minio:9000/bucket/a", (S3Specification("bucket", "a/", ENDPOINT),)),
-        ("--model-repository s3://http://minio:9000/bucket", (S3Specification("bucket", "", ENDPOINT),)),
-        ("--model-repository s3://https://minio/bucket//a", (S3Specification("bucket", "a/", "https://minio"),)),
+        ("--model-repository s3://bucket", (BucketSpecification("s3", "bucket"),)),
+        ("--model-repository s3://bucket/", (BucketSpecification("s3", "bucket"),)),
+        ("--model-repository S3://bucket//a/b/", (BucketSpecification("s3", "bucket", "a/b/"),)),
+        ("--model-repository s3://minio:9000/bucket/a", (BucketSpecification("s3", "bucket", "a/", ENDPOINT),)),
+        ("--model-repository s3://http://minio:9000/bucket", (BucketSpecification("s3", "bucket", "", ENDPOINT),)),
+        (
+            "--model-repository s3://https://minio/bucket//a",
+            (BucketSpecification("s3", "bucket", "a/", "https://minio"),),
+        ),
         (
             f"--model-repository s3://https://other/bucket --model-repository s3://bucket --s3-endpoint {ENDPOINT}",
-            (S3Specification("bucket", "", "https://other"), S3Specification("bucket", "", ENDPOINT)),
+            (
+                BucketSpecification("s3", "bucket", "", "https://other"),
+                BucketSpecification("s3", "bucket", "", ENDPOINT),
+            ),
         ),
         (
             "--model-repository s3://one:1/bucket --model-repository s3://two:2/bucket",
-            (S3Specification("bucket", "", "http://one:1"), S3Specification("bucket", "", "http://two:2")),
+            (
+                BucketSpecification("s3", "bucket", "", "http://one:1"),
+                BucketSpecification("s3", "bucket", "", "http://two:2"),
+            ),
         ),
         ("--model-repository gs://bucket/a/b/", (BucketSpecification("gs", "bucket", "a/b/"),)),
         ("--model-repository as://account/container", (BucketSpecification("as", "account/container"),)),
@@ -58,20 +67,20 @@ ENDPOINT = "http://minio:9000"
                 ),
             ),
         ),
-        ("--s3-bucket bucket --s3-prefix /a/b", (S3Specification("bucket", "a/b/"),)),
+        ("--s3-bucket bucket --s3-prefix /a/b", (BucketSpecification("s3", "bucket", "a/b/"),)),
         ("--model-repository a --model-repository b --model-repository a", (Path("a"), Path("b"))),
         ("--model-repository a --model-repository ./a/ --model-repository b/../a", (Path("a"),)),
         (
             "--model-repository s3://bucket/a --s3-bucket bucket --s3-prefix a/",
-            (S3Specification("bucket", "a/"),),
+            (BucketSpecification("s3", "bucket", "a/"),),
         ),
         (
             f"--model-repository s3://one/x --model-repository a --s3-bucket two --s3-endpoint {ENDPOINT} "
             "--s3-region eu-west-1",
             (
-                S3Specification("one", "x/", ENDPOINT, "eu-west-1"),
+                BucketSpecification("s3", "one", "x/", ENDPOINT, "eu-west-1"),
                 Path("a"),
-                S3Specification("two", "", ENDPOINT, "eu-west-1"),
+                BucketSpecification("s3", "two", "", ENDPOINT, "eu-west-1"),
             ),
         ),
     ],

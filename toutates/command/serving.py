@@ -25,7 +25,6 @@ from toutates.repositories.specification import (
     BucketSpecification,
     FileSpecification,
     HubSpecification,
-    S3Specification,
 )
 from toutates.server.options import Options
 from toutates.system.errors import ConfigurationError
@@ -94,7 +93,7 @@ def serving_path(options: Options, path: str) -> Options:
     """
     place, *others = options.model_repositories
     options = replace(options, shows_client=True)
-    if isinstance(place, (S3Specification, BucketSpecification)):
+    if isinstance(place, BucketSpecification):
         located = _in_bucket(place, options.model_name)
         options = _with_the_model(options) if located.file else options
         return replace(options, model_repositories=(located, *others), model_name="")
@@ -169,7 +168,7 @@ def _serving_folder(options: Options, folder: Path, path: str) -> Options:
     raise _nothing_in(folder, path)
 
 
-def _in_bucket(place: S3Specification | BucketSpecification, name: str) -> S3Specification | BucketSpecification:
+def _in_bucket(place: BucketSpecification, name: str) -> BucketSpecification:
     """The location of a graph, or of a repository."""
     key = (place.prefix + place.file).rstrip("/")
     if not key.endswith(_SUFFIX):

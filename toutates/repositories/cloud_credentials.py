@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from toutates.repositories.specification import BucketSpecification, S3Specification
+from toutates.repositories.specification import BucketSpecification
 from toutates.system.errors import ConfigurationError
 
 __all__ = ["VARIABLE", "S3Credentials", "azure_credentials", "google_credentials", "s3_credentials"]
@@ -45,7 +45,7 @@ class S3Credentials:
     profile: str = ""
 
 
-def s3_credentials(place: S3Specification, environment: Mapping[str, str]) -> S3Credentials | None:
+def s3_credentials(place: BucketSpecification, environment: Mapping[str, str]) -> S3Credentials | None:
     """What the file says of a place; None without a file, or where it says nothing. Blocks.
 
     Args:

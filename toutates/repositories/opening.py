@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -66,22 +67,28 @@ def open_repositories(
             continue
         from toutates.repositories.s3.repository import S3Repository
 
-        store: ObjectStore | None = None
-        if isinstance(one, BucketSpecification):
-            if one.scheme == "gs":
-                from toutates.repositories.web.gs import GoogleStore
-
-                store = GoogleStore(one, cache.stopping)
-            elif one.scheme == "https":
-                from toutates.repositories.web.files import WebStore
-
-                store = WebStore(one, cache.stopping)
-            else:
-                from toutates.repositories.web.azure import AzureStore
-
-                store = AzureStore(one, cache.stopping)
-        repositories.append(S3Repository(one, cache, store))
+        repositories.append(S3Repository(one, cache, _store(one, cache.stopping)))
     return repositories
+
+
+def _store(specification: BucketSpecification, stopping: threading.Event) -> ObjectStore:
+    """What lists and reads a bucket, a container or a web server."""
+    if specification.scheme == "gs":
+        from toutates.repositories.web.gs import GoogleStore
+
+        return GoogleStore(specification, stopping)
+    if specification.scheme == "as":
+        from toutates.repositories.web.azure import AzureStore
+
+        return AzureStore(specification, stopping)
+    if specification.scheme == "https":
+        from toutates.repositories.web.files import WebStore
+
+        return WebStore(specification, stopping)
+    from toutates.repositories.s3.client import S3Client
+    from toutates.repositories.s3.download import THREADS
+
+    return S3Client(specification, THREADS, stopping)
 
 
 def refuse_unknown(only: Collection[str], names: Sequence[str], asked_by: Mapping[str, str]) -> None:

@@ -21,7 +21,6 @@ __all__ = [
     "FileSpecification",
     "HubSpecification",
     "RemoteSpecification",
-    "S3Specification",
     "Specification",
     "read_specifications",
 ]
@@ -60,49 +59,15 @@ _OTHER_SCHEMES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class S3Specification:
-    """A bucket, or a part of one.
-
-    Attributes:
-        bucket: its name.
-        prefix: what all keys of the repository begin with; "" or ending in a slash.
-        endpoint: an http or https URL; "" for AWS, or what boto3 is configured to use.
-        region: "" for what boto3 is configured to use.
-        flag: that asked for it, for messages.
-        file: the object below the prefix that is the graph of the only model; "" where all is a repository.
-        model_name: of that model.
-    """
-
-    bucket: str
-    prefix: str = ""
-    endpoint: str = ""
-    region: str = ""
-    flag: str = field(default=_BUCKET, compare=False)
-    file: str = ""
-    model_name: str = ""
-
-    @property
-    def bucket_url(self) -> str:
-        """The bucket alone."""
-        return f"s3://{self.bucket}"
-
-    @property
-    def url(self) -> str:
-        """What the operator calls it."""
-        return f"{self.bucket_url}/{self.prefix}{self.file}".rstrip("/")
-
-    def __str__(self) -> str:
-        return self.url
-
-
-@dataclass(frozen=True, slots=True)
 class BucketSpecification:
-    """A bucket of Google Cloud Storage, a container of Azure, a web server, or a part of one.
+    """A bucket of S3 or Google Cloud Storage, a container of Azure, a web server, or a part of one.
 
     Attributes:
-        scheme: gs, as or https.
+        scheme: s3, gs, as or https.
         bucket: its name, of a container ACCOUNT/CONTAINER, of a web server HOST or HOST:PORT.
         prefix: what all keys of the repository begin with; "" or ending in a slash.
+        endpoint: of S3, an http or https URL; "" for AWS, or what boto3 is configured to use.
+        region: of S3; "" for what boto3 is configured to use.
         flag: that asked for it, for messages.
         file: the object below the prefix that is the graph of the only model; "" where all is a repository.
         model_name: of that model.
@@ -111,6 +76,8 @@ class BucketSpecification:
     scheme: str
     bucket: str
     prefix: str = ""
+    endpoint: str = ""
+    region: str = ""
     flag: str = field(default=_REPOSITORY, compare=False)
     file: str = ""
     model_name: str = ""
@@ -222,7 +189,7 @@ class FileSpecification:
 
 
 #: What is not on this machine.
-RemoteSpecification = S3Specification | BucketSpecification | ArtifactSpecification | HubSpecification
+RemoteSpecification = BucketSpecification | ArtifactSpecification | HubSpecification
 Specification = Path | FileSpecification | RemoteSpecification
 
 
@@ -261,7 +228,7 @@ def read_specifications(
         raise ConfigurationError(
             "a model repository is required", remedy="give --model-repository or --s3-bucket, see 'toutates --help'"
         )
-    if not any(isinstance(one, S3Specification) for one in found):
+    if not any(isinstance(one, BucketSpecification) and one.scheme == "s3" for one in found):
         for name, value in (("--s3-endpoint", endpoint), ("--s3-region", region)):
             if value is not None:
                 given = "give --s3-bucket, " if flag == _REPOSITORY else ""
@@ -346,7 +313,7 @@ def _bucket(
         # What stands there may hold a password.
         raise ConfigurationError("names no bucket of its kind", key=flag, value=f"{scheme}://", remedy=remedy)
     prefix = prefix.strip("/")
-    return BucketSpecification(scheme, bucket, prefix + "/" if prefix else "", flag)
+    return BucketSpecification(scheme, bucket, prefix + "/" if prefix else "", flag=flag)
 
 
 def _web(rest: str, flag: str) -> BucketSpecification | ArtifactSpecification:
@@ -368,8 +335,9 @@ def _web(rest: str, flag: str) -> BucketSpecification | ArtifactSpecification:
             url, f"https://{host}{quote(path)}", model_name=name[: -len(archive)] or "model", flag=flag
         )
     if name.endswith(_GRAPH):
-        return BucketSpecification("https", host, folder, flag, name, name.removesuffix(_GRAPH) or "model")
-    return BucketSpecification("https", host, folder + (name + "/" if name else ""), flag)
+        model = name.removesuffix(_GRAPH) or "model"
+        return BucketSpecification("https", host, folder, flag=flag, file=name, model_name=model)
+    return BucketSpecification("https", host, folder + (name + "/" if name else ""), flag=flag)
 
 
 def _oci(rest: str, flag: str) -> ArtifactSpecification:
@@ -396,7 +364,7 @@ def _oci(rest: str, flag: str) -> ArtifactSpecification:
     )
 
 
-def _s3(bucket: str, prefix: str, endpoint: str, region: str, flag: str) -> S3Specification:
+def _s3(bucket: str, prefix: str, endpoint: str, region: str, flag: str) -> BucketSpecification:
     if _BUCKET_NAME.fullmatch(bucket) is None:
         remedy = "name the bucket alone" if flag == _BUCKET else "write s3://BUCKET/PREFIX"
         raise ConfigurationError(
@@ -407,7 +375,7 @@ def _s3(bucket: str, prefix: str, endpoint: str, region: str, flag: str) -> S3Sp
             remedy=f"{remedy}, the host of an S3 service by --s3-endpoint",
         )
     prefix = prefix.strip("/")
-    return S3Specification(bucket, prefix + "/" if prefix else "", endpoint, region, flag)
+    return BucketSpecification("s3", bucket, prefix + "/" if prefix else "", endpoint, region, flag)
 
 
 def _check_endpoint(endpoint: str | None, key: str = "--s3-endpoint") -> None:

@@ -18,7 +18,7 @@ from typing import Any, Final
 from toutates.repositories.cloud_credentials import S3Credentials, s3_credentials
 from toutates.repositories.s3.keys import S3Object
 from toutates.repositories.s3.store import ObjectChanged
-from toutates.repositories.specification import S3Specification
+from toutates.repositories.specification import BucketSpecification
 from toutates.system.errors import ConfigurationError, RepositoryError, ToutatesError
 from toutates.system.text import one_line
 
@@ -60,7 +60,7 @@ class S3Client:
         ConfigurationError: boto3 is not installed, or cannot be set up like this.
     """
 
-    def __init__(self, specification: S3Specification, connections: int, stopping: threading.Event) -> None:
+    def __init__(self, specification: BucketSpecification, connections: int, stopping: threading.Event) -> None:
         self._specification = specification
         self._stopping = stopping
         self._lock = threading.Lock()

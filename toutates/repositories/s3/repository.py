@@ -14,13 +14,12 @@ from toutates.models.repository import ModelFolder
 from toutates.repositories.cache.model_cache import ModelCache
 from toutates.repositories.interface import Progress, Recalled, RepositoryStatistics, fingerprint_of
 from toutates.repositories.obtaining import as_found
-from toutates.repositories.s3.client import S3Client
-from toutates.repositories.s3.download import THREADS, Downloads
+from toutates.repositories.s3.download import Downloads
 from toutates.repositories.s3.keys import ModelFiles, S3Object, file_among, models_among
 from toutates.repositories.s3.listings import KeptListing, Listings
 from toutates.repositories.s3.misplaced import empty_prefix, wrong_prefix
 from toutates.repositories.s3.store import ObjectChanged, ObjectStore
-from toutates.repositories.specification import RemoteSpecification, S3Specification
+from toutates.repositories.specification import RemoteSpecification
 from toutates.system.errors import ConfigurationError, RepositoryError, ToutatesError
 from toutates.system.logs.limit import Told, few
 
@@ -39,21 +38,10 @@ class S3Repository:
     Args:
         specification: the bucket and prefix.
         cache: gets its files; may be shared with other repositories.
-        client: of another service than S3; None for S3's.
-
-    Raises:
-        ConfigurationError: boto3 is missing, or cannot be set up.
+        client: lists and reads it.
     """
 
-    def __init__(
-        self,
-        specification: RemoteSpecification,
-        cache: ModelCache,
-        client: ObjectStore | None = None,
-    ) -> None:
-        if client is None:
-            assert isinstance(specification, S3Specification)
-            client = S3Client(specification, THREADS, cache.stopping)
+    def __init__(self, specification: RemoteSpecification, cache: ModelCache, client: ObjectStore) -> None:
         self.name = specification.url
         self._asked_by = specification.flag
         self._bucket_url = specification.bucket_url
