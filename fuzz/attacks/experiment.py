@@ -180,7 +180,7 @@ def run_experiment(
         RuntimeError: the attacker failed.
     """
     with Crowd(port, health_port=http_port if attack.on_http else None, key=attack.honest_key) as crowd:
-        time.sleep(0.1)  # the first calls of each client have the server learn
+        crowd.wait_begun()  # its connections are not the attacker's, and first calls have the server learn
         files_before, before_mib = open_files(pid), resident_mib(pid)
         reset_peak(pid)
         begun, cpu_begun = time.monotonic(), cpu_time(pid).total

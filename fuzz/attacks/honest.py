@@ -188,6 +188,20 @@ class Crowd:
             thread.start()
         return self
 
+    def wait_begun(self) -> None:
+        """Wait until each client has its connection and had its first answer.
+
+        Raises:
+            HonestError: a request failed, or was not answered.
+        """
+        patience_ends = time.monotonic() + _PATIENCE_S
+        while not self._calls or (len(self._threads) > 1 and not self._triton_ends):
+            for failure in self._failures:
+                raise HonestError(f"{type(failure).__name__}: {failure}") from failure
+            if time.monotonic() > patience_ends:
+                raise HonestError("the first honest request has not been answered")
+            time.sleep(_PAUSE_S)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:

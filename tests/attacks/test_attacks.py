@@ -72,6 +72,7 @@ _KEPT_MIB: Final = {
     "rest-huge-json": 256.0,
     "rest-left-behind": 256.0,
     "rest-gzip": 256.0,
+    "rest-bomb": 256.0,
     "rest-deaf-streams": 256.0,
     "python-bulk": 256.0,
     "ensemble-fan": 384.0,

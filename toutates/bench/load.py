@@ -207,7 +207,8 @@ def _wait(clients: Sequence[_Client], load: Load, watcher: Watcher) -> tuple[lis
                     client.process.send_signal(signal.SIGINT)
             if time.monotonic() > deadline:
                 raise LoadFailed(f"the client did not finish in {deadline - begin:.0f} s")
-    return [done[client.number] for client in clients], stopped
+    # One that came after the last look at it, and before the handler of interrupts was put back, counts as well.
+    return [done[client.number] for client in clients], bool(interrupts)
 
 
 @contextlib.contextmanager
