@@ -18,6 +18,7 @@ from tests.e2e.models import add_model, gather_model, versioned_model
 from tests.e2e.process import ServerProcess, running
 from tests.e2e.streams import answers_of, triton_stream
 from tests.e2e.support import triton
+from tests.text_models import make_folder
 from tests.waiting import wait_until
 
 httpclient = pytest.importorskip("tritonclient.http")
@@ -353,10 +354,15 @@ def test_changed_file_is_read_and_a_broken_one_changes_nothing(tmp_path: Path) -
 ACCESS: Final = f"""
 keys:
   - {{name: narrow, sha256: {digest("sk-narrow")}, models: ["mine*"],
-     groups: [inference, metadata, model-config, statistics, model-repository]}}
-  - {{name: both, sha256: {digest("sk-both")}, models: ["mine*", "theirs"], groups: [inference, metadata]}}
+     groups: [inference, metadata, health, model-config, statistics, model-repository, shared-memory]}}
+  - {{name: both, sha256: {digest("sk-both")}, models: ["mine*", "theirs"], groups: [inference, metadata, metrics]}}
   - {{name: target, sha256: {digest("sk-target")}, models: ["theirs"], groups: [inference]}}
 """
+
+
+def known_as(key: str) -> dict[str, str]:
+    """Headers with a key; clients write others beside it."""
+    return {"authorization": bearer(key).decode()}
 
 
 @pytest.mark.parametrize("transport", ["gRPC", "REST"])
@@ -391,6 +397,9 @@ def test_names_are_no_way_round_the_access_rules(tmp_path: Path, transport: str)
         with pytest.raises(module.InferenceServerException, match="may not use"):
             client.get_model_metadata("mine-alias", headers=headers)
         if rest:
+            # The name of a region is none of a model.
+            url = f"http://127.0.0.1:{server.rest_port}/v2/systemsharedmemory/region/theirs/status"
+            assert requests.get(url, headers=known_as("sk-narrow"), timeout=30).status_code == 404
             url = f"http://127.0.0.1:{server.rest_port}/v2/repository/traffic"
             change = {"aliases": {"mine-new": "theirs"}}
             assert requests.post(url, json=change, headers=headers, timeout=30).status_code == 403
@@ -404,20 +413,50 @@ def test_names_are_no_way_round_the_access_rules_to_a_model_that_is_loaded_first
     tmp_path: Path, transport: str
 ) -> None:
     root = tmp_path / "models"
+    add_model(root, "mine", versioned_model(1), 1)
     add_model(root, "theirs", versioned_model(2), 1)
-    (root / "traffic.yaml").write_text("aliases: {mine-alias: theirs}\n")
+    make_folder(root / "texts")
+    (root / "traffic.yaml").write_text(
+        "aliases: {mine-alias: theirs, mine-texts: texts}\n"
+        "traffic: {mine-split: {split: [{model: theirs, weight: 1}, {model: texts, weight: 1}]}}\n"
+    )
     (tmp_path / "access.yaml").write_text(ACCESS)
     (tmp_path / "server").mkdir()
-    flags = ["--model-control-mode", "on-demand", "--http-addr", "127.0.0.1:0"]
+    flags = ["--model-control-mode", "on-demand", "--http-addr", "127.0.0.1:0", "--metrics-addr", "127.0.0.1:0"]
     with running(root, tmp_path / "server", [*flags, "--access-file", str(tmp_path / "access.yaml")]) as server:
         rest = transport == "REST"
         module = httpclient if rest else triton
         client = module.InferenceServerClient(f"127.0.0.1:{server.rest_port}" if rest else server.address)
-        headers = {"authorization": bearer("sk-narrow").decode()}
-        with pytest.raises(module.InferenceServerException, match="may not use"):
-            client.get_model_metadata("mine-alias", headers=headers)
-        headers = {"authorization": bearer("sk-both").decode()}
-        assert client.get_model_metadata("mine-alias", headers=headers)
+
+        def loads() -> int:
+            url = f"http://127.0.0.1:{server.http_port}/metrics"
+            text = requests.get(url, headers=known_as("sk-both"), timeout=60).text
+            return int(text.partition("\ntoutates_on_demand_loads_total ")[2].partition("\n")[0])
+
+        for name in ("mine-alias", "mine-split"):
+            for call in (
+                lambda name: client.get_model_metadata(name, headers=known_as("sk-narrow")),
+                lambda name: client.get_model_config(name, headers=known_as("sk-narrow")),
+                lambda name: client.is_model_ready(name, "1", headers=known_as("sk-narrow")),
+                lambda name: ask(client, name, module, headers=known_as("sk-narrow")),
+            ):
+                try:
+                    assert call(name) is False, "an answer of REST about readiness, which has no text"
+                except module.InferenceServerException as refused:
+                    assert f"may not use the model '{name}'" in str(refused)  # noqa: PT017 - or none is raised
+        if rest:
+            url = f"http://127.0.0.1:{server.rest_port}"
+            for name in ("mine-texts", "mine-texts:query"):
+                body = {"model": name, "input": ["a"]}
+                refusal = requests.post(f"{url}/v1/embeddings", json=body, headers=known_as("sk-narrow"), timeout=60)
+                assert (refusal.status_code, "may not use" in refusal.text) == (403, True)
+            url += "/v2/models/mine-alias/versions/1/ready"
+            assert requests.get(url, headers=known_as("sk-narrow"), timeout=60).status_code == 403
+        assert client.get_model_metadata("mine", headers=known_as("sk-both"))
+        wait_until(loads)
+        assert loads() == 1, "nothing is loaded for those who may not use it"
+        assert client.get_model_metadata("mine-alias", headers=known_as("sk-both"))
+        wait_until(lambda: loads() == 2)
         client.close()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import translate
 from typing import Final
 
@@ -83,13 +83,17 @@ class Caller:
         """Whether the caller may name a model."""
         return all(model in patterns for patterns in self.models)
 
-    def check_model(self, model: str) -> None:
-        """Refuse a model that is not the caller's, whether it exists or not.
+    def check_model(self, model: str, leads_to: Iterable[str] = ()) -> None:
+        """Refuse a name that is not the caller's, whether it exists or not, or that leads to models of others.
+
+        Args:
+            model: the name.
+            leads_to: models that it stands for.
 
         Raises:
-            Forbidden: it is not.
+            Forbidden: as for the name itself, so that nobody learns what it leads to.
         """
-        if self.models and not self.may_use(model):
+        if self.models and not (self.may_use(model) and all(map(self.may_use, leads_to))):
             shown = model if len(model) <= MAX_SHOWN else model[:MAX_SHOWN] + "..."
             raise Forbidden(f"{self.name} may not use the model '{shown}'")
 

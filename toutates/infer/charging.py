@@ -5,11 +5,10 @@ They stand in place of the plain ones where an access file is given. Without one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from toutates.access.callers import Caller
 from toutates.access.worker_gate import WorkerGate
 from toutates.engine.servable import Buffer, Way
 from toutates.infer.call import Handler
@@ -21,7 +20,7 @@ from toutates.infer.service import InferService
 from toutates.infer.streaming import StreamInferService
 from toutates.models.table import ServedVersion
 from toutates.protocol.sequence_parameters import Said
-from toutates.system.errors import Forbidden, RequestError
+from toutates.system.errors import RequestError
 
 __all__ = ["ChargingInferService", "ChargingRestInferService", "ChargingStreamInferService"]
 
@@ -35,7 +34,7 @@ class _Charging(InferService):
         """See ``InferService``. A model that is not the caller's is refused whether there is one or not."""
         caller = self.gate.caller
         if caller is not None and caller.models:
-            _check_names(caller, model, self._table.traffic.leads_to(model))
+            caller.check_model(model, self._table.traffic.leads_to(model))
         return super()._find(model, version)
 
     def _wait(self, model: str, call: Any, message: bytes, again: Callable[[], None]) -> None:
@@ -63,7 +62,7 @@ class _Charging(InferService):
         try:
             if caller.models:
                 if plan.names:
-                    _check_names(caller, plan.names[0], plan.names)
+                    caller.check_model(plan.names[0], plan.names)
                 else:
                     caller.check_model(plan.version.model)
             if caller.bucket is not None:
@@ -170,17 +169,6 @@ class ChargingRestInferService(_Charging, RestInferService):
             super()._go_on_with(call, asked, *args)
         finally:
             self.gate.caller = None
-
-
-def _check_names(caller: Caller, name: str, models: Iterable[str]) -> None:
-    """Refuse a name that is not the caller's, or leads to models that are not: names are no way round the rules.
-
-    Raises:
-        Forbidden: as for the name itself, so that nobody learns what it leads to.
-    """
-    caller.check_model(name)
-    if not all(map(caller.may_use, models)):
-        raise Forbidden(f"{caller.name} may not use the model '{name[:64]}'")
 
 
 def _head(call: Any) -> Any:

@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 
 from toutates.access.callers import Caller
 from toutates.access.worker_gate import WorkerGate, authorization_of
+from toutates.api.dataplane.plane import DataPlane
 from toutates.api.grpc.statuses import STATUSES
 from toutates.api.limited import check_names, only
 from toutates.api.restrictions import PROTOCOLS
@@ -77,22 +78,24 @@ def _guard(gate: WorkerGate, group: str, inner: Guard | None) -> Guard:
     return guard
 
 
-def limited(caller: Caller, answer: Callable[[Any], Message]) -> Callable[[Any], Message]:
+def limited(plane: DataPlane, caller: Caller, answer: Callable[[Any], Message]) -> Callable[[Any], Message]:
     """``answer`` of the data plane, for a caller who may use some models only."""
 
     def answer_limited(request: Any) -> Message:
-        check_names(caller, request)
+        check_names(caller, request, plane.get_table().traffic)
         response: Message = only(caller, answer(request))
         return response
 
     return answer_limited
 
 
-def awaiting(caller: Caller, answer: Callable[[Any], Awaitable[Message]]) -> Callable[[Any], Awaitable[Message]]:
+def awaiting(
+    plane: DataPlane, caller: Caller, answer: Callable[[Any], Awaitable[Message]]
+) -> Callable[[Any], Awaitable[Message]]:
     """The same of an async function."""
 
     async def answer_limited(request: Any) -> Message:
-        check_names(caller, request)
+        check_names(caller, request, plane.get_table().traffic)
         response: Message = only(caller, await answer(request))
         return response
 

@@ -70,7 +70,7 @@ def build_methods(
     def regions(answer: Callable[[Regions, Request], Message]) -> Callable[[Request], Message]:
         return partial(answer, plane.regions)
 
-    changes = partial(_changes, worker, gate)
+    changes = partial(_changes, plane, worker, gate)
     handlers: dict[str, UnaryHandler] = {
         "ServerLive": unary(pb.ServerLiveRequest, plane.server_live),
         "ServerReady": unary(pb.ServerReadyRequest, plane.server_ready),
@@ -163,6 +163,7 @@ def _unless_many(
 
 
 def _changes(
+    plane: DataPlane,
     worker: Worker,
     gate: WorkerGate | None,
     adapter: Adapter,
@@ -175,6 +176,7 @@ def _changes(
     """A handler of requests that change the server, each of which leaves a line in the log.
 
     Args:
+        plane: has the table of models.
         worker: whose handler it is.
         gate: of the worker.
         adapter: makes handlers.
@@ -189,10 +191,10 @@ def _changes(
         caller = None if gate is None or gate.caller is None or not gate.caller.models else gate.caller
         answer: Any
         if later is not None:
-            answer = audited_later(author, later if caller is None else awaiting(caller, later))
+            answer = audited_later(author, later if caller is None else awaiting(plane, caller, later))
         else:
             assert now is not None
-            answer = audited(author, now if caller is None else limited(caller, now))
+            answer = audited(author, now if caller is None else limited(plane, caller, now))
         adapter(request_type, answer, **options)(call)
 
     return handle
@@ -202,10 +204,10 @@ def _for_limited(plane: DataPlane, awaited: Adapter, parking: Parking | None, wo
     """By path, what answers callers who may use some models only: their answers are shared with nobody."""
 
     def at_once(request_type: type[Message], answer: Callable[[Any], Message]) -> Limited:
-        return lambda caller: waiting_for_model(unary(request_type, limited(caller, answer)), parking, worker)
+        return lambda caller: waiting_for_model(unary(request_type, limited(plane, caller, answer)), parking, worker)
 
     def later(request_type: type[Message], answer: Callable[[Any], Awaitable[Message]]) -> Limited:
-        return lambda caller: awaited(request_type, awaiting(caller, answer))
+        return lambda caller: awaited(request_type, awaiting(plane, caller, answer))
 
     def unless_many(
         one: Limited, other: Limited, about_one: Callable[[bytes], bool] = lambda message: False

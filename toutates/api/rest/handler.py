@@ -261,10 +261,7 @@ class RestHandler:
         if endpoint.name in _CHANGING:
             function = audited(self._author(call), function)
         answer = partial(function, request)
-        caller = self._limited_caller(route, request)
-        if caller is None and route.model:
-            gate = self._doors.gate
-            caller = gate.caller if gate is not None and gate.caller is not None and gate.caller.models else None
+        caller = self._limited_caller(request)
         write = endpoint.write if caller is None else lambda message: endpoint.write(only(caller, message))
         if endpoint.grows and not route.model:
             key = endpoint.name, request.SerializeToString(), caller
@@ -272,16 +269,16 @@ class RestHandler:
         else:
             call.reply(*write(answer()))
 
-    def _limited_caller(self, route: Route, request: Any) -> Caller | None:
-        """Who sends a request about all models, if only some are that caller's; else None.
+    def _limited_caller(self, request: Any) -> Caller | None:
+        """Who sends a request about models, if only some are that caller's; else None.
 
         Raises:
-            Forbidden: the request changes something for all of them.
+            Forbidden: see ``check_names``.
         """
         gate = self._doors.gate
-        if gate is None or gate.caller is None or not gate.caller.models or route.model or request is None:
+        if gate is None or gate.caller is None or not gate.caller.models or request is None:
             return None
-        check_names(gate.caller, request)
+        check_names(gate.caller, request, self._plane.get_table().traffic)
         return gate.caller
 
     def _author(self, call: RestHttpCall) -> Author:
@@ -298,8 +295,7 @@ class RestHandler:
         del body, given
         answer = audited_later(author, partial(endpoint.awaited, self._plane))
         if caller is not None and caller.models:
-            if not route.model:
-                check_names(caller, request)
+            check_names(caller, request, self._plane.get_table().traffic)
             response = only(caller, await answer(request))
         else:
             response = await answer(request)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from toutates.api.rest.calls import RestHttpCall
+from toutates.api.waiting_call import WaitingCall
 from toutates.infer.parking import Parking
 from toutates.net import Worker
-from toutates.system.errors import NotLoaded, RequestError
+from toutates.system.errors import NotLoaded
 
-__all__ = ["WaitingCall", "waiting_for_model"]
+__all__ = ["waiting_for_model"]
 
 
 def waiting_for_model(
@@ -30,52 +32,6 @@ def waiting_for_model(
             handle(call)
         except NotLoaded as missing:
             parking.check(missing.model, 0)
-            parking.park(missing.model, WaitingCall(call, lambda: handle_or_wait(call), worker, call.fail), 0)
+            parking.park(missing.model, WaitingCall(call, partial(handle_or_wait, call), worker, call.fail), 0)
 
     return handle_or_wait
-
-
-class WaitingCall:
-    """A request that waits (``infer.parking.Parked``).
-
-    Args:
-        call: the request.
-        again: handles it.
-        worker: whose it is.
-        refuse: answers it with an error.
-        leave: called if the client has left.
-    """
-
-    __slots__ = ("_again", "_call", "_leave", "_refuse", "_worker")
-
-    def __init__(
-        self,
-        call: RestHttpCall,
-        again: Callable[[], None],
-        worker: Worker,
-        refuse: Callable[[RequestError], object],
-        leave: Callable[[], object] = lambda: None,
-    ) -> None:
-        self._call = call
-        self._again = again
-        self._worker = worker
-        self._refuse = refuse
-        self._leave = leave
-
-    @property
-    def is_open(self) -> bool:
-        return self._call.open
-
-    def go_on(self) -> None:
-        try:
-            self._again()
-        except RequestError as error:
-            self._refuse(error)
-        except Exception as error:
-            self._worker.connection_failed(self._call, error)
-
-    def fail(self, error: RequestError) -> None:
-        self._refuse(error)
-
-    def leave(self) -> None:
-        self._leave()

@@ -17,11 +17,11 @@ from toutates.backends.text.interface import (
     find_text_model,
     text_models,
     text_version,
+    without_prompt,
 )
 from toutates.infer.traffic.divided import Divider
 from toutates.models.table import ModelTable
 from toutates.models.traffic.rules import Route
-from toutates.system.errors import Forbidden
 
 __all__ = ["ANY", "CLASSIFIER", "EMBEDDER", "RERANKER", "SPARSE", "TOKENS", "LimitedLookup", "Lookup", "Wants"]
 
@@ -132,13 +132,10 @@ class LimitedLookup(Lookup):
         """See ``Lookup``. A model that is not the caller's is refused whether there is one or not."""
         if not name:
             return super().find(name, wants)
-        caller = self._caller
-        caller.check_model(name)
-        found = super().find(name, wants)
-        if not caller.may_use(found.name):
-            # As for the name itself, so that nobody learns what it stands for.
-            raise Forbidden(f"{caller.name} may not use the model '{name[:64]}'")
-        return found
+        table = self._get_table()
+        model, _ = without_prompt(table, name)
+        self._caller.check_model(model, table.traffic.leads_to(model))
+        return super().find(name, wants)
 
     def all(self) -> list[FoundText]:
         """See ``Lookup``: those that the caller may use."""

@@ -16,12 +16,12 @@ from typing import Any, Final
 from toutates.access.callers import Caller
 from toutates.api.rest.answers import Answer, access_fields
 from toutates.api.rest.calls import RestHttpCall
-from toutates.api.rest.on_demand import WaitingCall
 from toutates.api.text.lookup import ANY, Lookup
 from toutates.api.text.observing import TextObserver
 from toutates.api.text.problems import Problem, as_problem
 from toutates.api.text.reading import LARGE_BYTES
 from toutates.api.text.routes import Asked, Form, Page, Route, Stepwise
+from toutates.api.waiting_call import WaitingCall
 from toutates.backends.text.interface import Float32, SparseVector, TextModel, TextOptions, TextResult
 from toutates.infer.inflight import Inflight
 from toutates.infer.parking import Parking
@@ -281,6 +281,8 @@ class _Request:
         try:
             if parking is None:
                 raise missing
+            if self._caller is not None:  # before anything is loaded for somebody who may not use it
+                self._caller.check_model(asked.model or missing.model, (missing.model,))
             parking.check(missing.model, size)
         except RequestError as error:
             self.end(error)

@@ -45,6 +45,7 @@ __all__ = [
     "find_text_model",
     "text_models",
     "text_version",
+    "without_prompt",
 ]
 
 Float32 = npt.NDArray[np.float32]
@@ -401,6 +402,15 @@ def text_models(table: ModelTable) -> list[FoundText]:
     return list(newest.values())
 
 
+def without_prompt(table: ModelTable, name: str) -> tuple[str, str]:
+    """The model that a name is of, and its prompt; "" for none."""
+    if not table.has_name(name):
+        model, _, prompt = name.rpartition(":")
+        if table.has_name(model):
+            return model, prompt
+    return name, ""
+
+
 def find_text_model(table: ModelTable, name: str) -> FoundText:
     """A text model by its name, or by its name and a prompt's, ``NAME:PROMPT``.
 
@@ -409,9 +419,7 @@ def find_text_model(table: ModelTable, name: str) -> FoundText:
         ModelNotReady: it cannot answer now.
         TextError: it has no such prompt.
     """
-    model, _, prompt = name.rpartition(":") if not table.has_name(name) else (name, "", "")
-    if not table.has_name(model):
-        model, prompt = name, ""
+    model, prompt = without_prompt(table, name)
     found = text_version(table.find(model, ""))
     if prompt:
         found.model.check(TextOptions(prompt=prompt))
