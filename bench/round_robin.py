@@ -19,6 +19,7 @@ from toutates.bench.client_connection import ClientConnection, Request
 from toutates.bench.driver import Driver, Unreachable
 from toutates.bench.endpoint import parse_endpoint
 from toutates.bench.outcome import status_name
+from toutates.bench.source import Rotation
 
 __all__ = ["RoundRobin"]
 
@@ -64,9 +65,8 @@ class RoundRobin:
         except Unreachable as error:
             raise NoFigure(f"a connection was not accepted: {error}") from error
         with contextlib.closing(driver):
-            record = driver.run_closed(
-                range(len(prepared)), self.connections, _LONGEST_SECONDS, _SILENCE_SECONDS, requests
-            )
+            source = Rotation(prepared, range(len(prepared)), requests)
+            record = driver.run_closed(source, self.connections, _LONGEST_SECONDS, _SILENCE_SECONDS)
         failed = {status_name(status) for status in record.statuses.tolist() if status}
         if failed or len(record.statuses) != requests:
             raise NoFigure(f"of {requests} requests some ended with {sorted(failed)}: {driver.texts}")

@@ -10,6 +10,7 @@ from h2.connection import H2Connection
 from h2.events import DataReceived, Event, RequestReceived, StreamEnded, StreamReset
 from h2.settings import SettingCodes
 
+from toutates.bench import client_connection
 from toutates.bench.answer import LOST, Answer, ConnectionFailed
 from toutates.bench.client_connection import ClientConnection, Request
 
@@ -27,6 +28,7 @@ class Server:
         if settings:
             self.h2.update_settings(settings)
         self.events: list[Event] = []
+        self.begun = 0
         self.exchange()
 
     def exchange(self) -> list[Answer]:
@@ -49,16 +51,22 @@ class Server:
             if isinstance(event, DataReceived) and event.stream_id == stream_id
         )
 
-    def answer(self, stream_id: int, message: bytes, trailers: Sequence[tuple[str, str]] = OK) -> None:
+    def answer(
+        self, stream_id: int, message: bytes, trailers: Sequence[tuple[str, str]] = OK, pad_length: int | None = 9
+    ) -> None:
         """Answer a call."""
         self.h2.send_headers(stream_id, [(":status", "200"), ("content-type", "application/grpc")])
-        self.h2.send_data(stream_id, message, pad_length=9)
+        self.h2.send_data(stream_id, message, pad_length=pad_length)
         self.h2.send_headers(stream_id, list(trailers), end_stream=True)
 
 
 def begin(server: Server, request: Request = REQUEST) -> int:
-    assert server.client.has_room
-    return server.client.begin(request)
+    """Begin a call, whose number is that of its stream."""
+    assert server.client.room
+    server.begun += 1
+    number = 2 * server.begun - 1
+    server.client.begin(request, number)
+    return number
 
 
 def test_a_request_arrives_as_it_is_meant() -> None:
@@ -82,9 +90,9 @@ def test_answers_are_told_with_their_status_and_message_in_their_order() -> None
     server.answer(second, b"two")
     server.answer(first, b"one")
     server.h2.send_headers(third, [(":status", "200"), ("grpc-status", "8"), ("grpc-message", "full")], end_stream=True)
-    assert server.exchange() == [Answer(second, 0, b"two"), Answer(first, 0, b"one"), Answer(third, 8, b"")]
+    assert server.exchange() == [(second, 0, b"two"), (first, 0, b"one"), (third, 8, b"")]
     assert server.client.texts[8] == "full"
-    assert server.client.under_way == 0
+    assert not server.client.under_way
 
 
 def test_answers_are_the_same_however_their_bytes_are_cut() -> None:
@@ -97,7 +105,42 @@ def test_answers_are_the_same_however_their_bytes_are_cut() -> None:
     found: list[Answer] = []
     for at in range(len(whole)):
         found += server.client.receive(whole[at : at + 1])
-    assert found == [Answer(stream_id, at, bytes([at]) * 9) for at, stream_id in enumerate(calls)]
+    assert found == [(stream_id, at, bytes([at]) * 9) for at, stream_id in enumerate(calls)]
+
+
+@pytest.mark.parametrize("size", [1, 7, 40, 90, 1_000, 100_000])
+def test_answers_of_one_form_are_read_like_others_between_them(size: int) -> None:
+    server = Server()
+    calls = [begin(server) for _ in range(40)]
+    server.exchange()
+    expected: list[Answer] = []
+    for place, stream_id in enumerate(reversed(calls)):
+        message, status = bytes([place]) * (30 if place % 7 else 20), 0 if place % 11 else 8
+        server.answer(stream_id, message, [("grpc-status", str(status))], pad_length=None)
+        expected.append((stream_id, status, message))
+        if place % 13 == 0:
+            server.h2.ping(bytes(8))
+    whole = server.h2.data_to_send()
+    found: list[Answer] = []
+    for at in range(0, len(whole), size):
+        found += server.client.receive(whole[at : at + size])
+    assert found == expected
+    assert not server.client.under_way
+    assert server.client.data_to_send().count(b"\0\0\x08\x06\x01") == 4
+
+
+def test_an_answer_of_a_known_form_to_a_call_that_has_one_fails_the_connection() -> None:
+    server = Server()
+    calls = [begin(server) for _ in range(3)]
+    server.exchange()
+    found: list[Answer] = []
+    for stream_id in calls[:2]:
+        server.answer(stream_id, b"answer", pad_length=None)
+        again = server.h2.data_to_send()
+        found += server.client.receive(again)
+    assert [number for number, _, _ in found] == calls[:2]
+    with pytest.raises(ConnectionFailed, match="stream 3, where nothing is asked"):
+        server.client.receive(again)
 
 
 def test_large_answers_are_put_together_and_their_window_is_given_back() -> None:
@@ -110,7 +153,19 @@ def test_large_answers_are_put_together_and_their_window_is_given_back() -> None
         for at in range(0, len(message), 16_384):
             server.h2.send_data(stream_id, message[at : at + 16_384])
         server.h2.send_headers(stream_id, OK, end_stream=True)
-        assert server.exchange() == [Answer(stream_id, 0, message)]
+        assert server.exchange() == [(stream_id, 0, message)]
+
+
+def test_an_answer_without_an_end_fails_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_connection, "_MOST_HELD", 100_000)
+    server = Server()
+    stream_id = begin(server)
+    server.exchange()
+    server.h2.send_headers(stream_id, [(":status", "200")])
+    for _ in range(7):
+        server.h2.send_data(stream_id, bytes(16_384))
+    with pytest.raises(ConnectionFailed, match="under way have more than"):
+        server.exchange()
 
 
 def test_large_requests_wait_for_windows() -> None:
@@ -145,7 +200,7 @@ def test_a_call_that_is_answered_before_it_is_sent_is_reset() -> None:
     stream_id = begin(server, Request("/m", "a", bytes(500)))
     server.exchange()
     server.h2.send_headers(stream_id, [(":status", "200"), ("grpc-status", "3")], end_stream=True)
-    assert server.exchange() == [Answer(stream_id, 3, b"")]
+    assert server.exchange() == [(stream_id, 3, b"")]
     assert any(isinstance(event, StreamReset) for event in server.events)
 
 
@@ -153,11 +208,11 @@ def test_no_more_calls_are_under_way_than_the_server_allows() -> None:
     server = Server({SettingCodes.MAX_CONCURRENT_STREAMS: 2})
     first = begin(server)
     begin(server)
-    assert not server.client.has_room
+    assert not server.client.room
     server.exchange()
     server.answer(first, b"")
     server.exchange()
-    assert server.client.has_room
+    assert server.client.room
 
 
 def test_resets_and_goaway_are_told() -> None:
@@ -165,12 +220,31 @@ def test_resets_and_goaway_are_told() -> None:
     stream_id = begin(server)
     server.exchange()
     server.h2.reset_stream(stream_id, 7)
-    assert server.exchange() == [Answer(stream_id, LOST, b"")]
+    assert server.exchange() == [(stream_id, LOST, b"")]
     assert server.client.texts[LOST] == "the server reset a call with HTTP/2 error 7"
     server.h2.close_connection(11, b"too many")
     server.exchange()
     assert server.client.ended == "the server sent GOAWAY 11 too many"
-    assert not server.client.has_room
+    assert not server.client.room
+
+
+def test_calls_that_a_goaway_leaves_out_are_lost_at_once() -> None:
+    server = Server()
+    first, second = (begin(server) for _ in range(2))
+    server.exchange()
+    server.h2.close_connection(0, last_stream_id=first)
+    assert server.exchange() == [(second, LOST, b"")]
+    assert list(server.client.under_way) == [first]
+
+
+def test_a_message_of_an_error_is_decoded() -> None:
+    server = Server()
+    stream_id = begin(server)
+    server.exchange()
+    fields = [(":status", "200"), ("grpc-status", "5"), ("grpc-message", "50%25 of caf%C3%A9")]
+    server.h2.send_headers(stream_id, fields, end_stream=True)
+    server.exchange()
+    assert server.client.texts == {5: "50% of café"}
 
 
 def test_headers_in_pieces_are_put_together() -> None:
@@ -179,7 +253,7 @@ def test_headers_in_pieces_are_put_together() -> None:
     server.exchange()
     server.h2.send_headers(stream_id, [(":status", "200"), ("x-long", "b" * 40_000)])
     server.h2.send_headers(stream_id, [("grpc-status", "5"), ("x-long", "c" * 40_000)], end_stream=True)
-    assert server.exchange() == [Answer(stream_id, 5, b"")]
+    assert server.exchange() == [(stream_id, 5, b"")]
 
 
 @pytest.mark.parametrize(
@@ -189,8 +263,19 @@ def test_headers_in_pieces_are_put_together() -> None:
         b"\0\0\0\x01\x05\0\0\0\x09",  # an answer where nothing was asked
         b"\0\0\x01\x01\x05\0\0\0\x01\xff",  # a header block that breaks off
         b"\0\0\0\x09\x04\0\0\0\x01",  # CONTINUATION of nothing
+        b"\0\0\x01\0\0\0\0\0\x07\0",  # DATA where nothing was asked
+        b"\0\0\0\0\x08\0\0\0\x01",  # DATA with padding, and no length of it
+        b"\0\0\x02\x01\x0c\0\0\0\x01\x02\0",  # HEADERS with more padding than there is
+        b"\0\0\x06\x04\0\0\0\0\0\0\x05\0\0\0\0",  # frames of no octets
+        b"\0\0\x06\x04\0\0\0\0\0\0\x04\xff\xff\xff\xff",  # a window of 2^32 - 1
+        b"\x01\0\0\0\0\0\0\0\x01",  # a frame of 64 KiB
+        b"\0\0\x08\x06\0\0\0\0\0pingping" * 10_001,
+        b"\0\0\0\x01\0\0\0\0\x01" + (b"\0\x40\0\x09\0\0\0\0\x01" + bytes(16_384)) * 65,
     ],
-    ids=["http1", "unasked", "hpack", "continuation"],
+    ids=[
+        *("http1", "unasked", "hpack", "continuation", "data", "padding", "more padding", "frame", "window", "long"),
+        *("pings", "block"),
+    ],
 )
 def test_what_is_no_grpc_server_fails_the_connection(data: bytes) -> None:
     server = Server()

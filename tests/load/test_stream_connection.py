@@ -64,7 +64,9 @@ class Server:
 
 def begun(count: int) -> Server:
     server = Server()
-    assert [server.client.begin(REQUEST) for _ in range(count)] == [1, 3, 5][:count]
+    for number in range(count):
+        assert server.client.room
+        server.client.begin(REQUEST, 10 + number)
     server.exchange()
     server.h2.send_headers(1, [(":status", "200"), ("content-type", "application/grpc")])
     return server
@@ -74,15 +76,15 @@ def test_requests_are_messages_of_one_stream_with_ids() -> None:
     server = begun(3)
     assert server.paths == [STREAM]
     assert [(one.model_name, one.id) for one in server.requests()] == [("m", "0"), ("m", "1"), ("m", "2")]
-    assert server.client.under_way == 3
+    assert list(server.client.under_way) == [10, 11, 12]
 
 
 def test_answers_in_another_order_belong_to_their_requests() -> None:
     server = begun(3)
     for name in ("2", "0"):
         server.answer(name)
-    assert [(one.stream_id, one.status) for one in server.exchange()] == [(5, 0), (1, 0)]
-    assert server.client.under_way == 1
+    assert [(number, status) for number, status, _ in server.exchange()] == [(12, 0), (10, 0)]
+    assert list(server.client.under_way) == [11]
 
 
 def test_a_request_with_several_responses_ends_with_the_final_one_and_keeps_the_first() -> None:
@@ -91,35 +93,35 @@ def test_a_request_with_several_responses_ends_with_the_final_one_and_keeps_the_
     server.answer("0", final=False)
     assert server.exchange() == []
     server.answer("0", final=True, outputs=0)
-    (answer,) = server.exchange()
-    assert len(ModelInferResponse.FromString(bytes(answer.message[5:])).outputs) == 2
+    ((_, _, answer),) = server.exchange()
+    assert len(ModelInferResponse.FromString(bytes(answer[5:])).outputs) == 2
 
 
 def test_an_error_ends_its_request_alone() -> None:
     server = begun(2)
     server.answer("0", error="no such thing")
-    assert [(one.stream_id, one.status) for one in server.exchange()] == [(1, 2)]
+    assert [(number, status) for number, status, _ in server.exchange()] == [(10, 2)]
     assert server.client.texts == {2: "no such thing"}
-    assert server.client.has_room
+    assert server.client.room
 
 
 def test_the_end_of_the_stream_ends_all_requests() -> None:
     server = begun(2)
     server.h2.send_headers(1, [("grpc-status", "14"), ("grpc-message", "going")], end_stream=True)
-    assert [(one.stream_id, one.status) for one in server.exchange()] == [(1, 14), (3, 14)]
+    assert [(number, status) for number, status, _ in server.exchange()] == [(10, 14), (11, 14)]
     assert "going" in server.client.ended
 
 
 def test_an_answer_to_no_request_fails_the_connection() -> None:
     server = begun(1)
     server.answer("7")
-    with pytest.raises(ConnectionFailed, match="was not sent"):
+    with pytest.raises(ConnectionFailed, match="is not under way"):
         server.exchange()
 
 
 def test_messages_wait_for_the_servers_window() -> None:
     server = Server(window=10)
-    server.client.begin(StreamRequest(ModelInferRequest(model_name="x" * 100).SerializeToString()))
+    server.client.begin(StreamRequest(ModelInferRequest(model_name="x" * 100).SerializeToString()), 0)
     server.exchange(credit=False)
     assert len(server.data) == 10
     server.h2.increment_flow_control_window(1_000, 1)

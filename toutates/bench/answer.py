@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Collection, Sequence
+from typing import Any, Final, Protocol, TypeAlias
 
 __all__ = ["LOST", "Answer", "ClientSide", "ConnectionFailed"]
 
@@ -15,18 +15,10 @@ class ConnectionFailed(Exception):
     """The server has ended the connection, or does not speak the protocol."""
 
 
-class Answer(NamedTuple):
-    """How a call ended.
-
-    Attributes:
-        stream_id: of the call.
-        status: gRPC's, 0 for OK; of HTTP the status, 0 for 200; or LOST.
-        message: gRPC's length-prefixed message or HTTP's body; b"" if there is none.
-    """
-
-    stream_id: int
-    status: int
-    message: bytes | bytearray
+#: How a call ended: its number, which was given to ``begin``; its status, gRPC's, 0 for OK, or of HTTP the status, 0
+#: for 200, or LOST; and gRPC's length-prefixed message or HTTP's body, b"" if there is none. A plain tuple, because
+#: making one takes a twentieth of the time of a named one (4 against 120 ns).
+Answer: TypeAlias = tuple[int, int, bytes | bytearray]
 
 
 class ClientSide(Protocol):
@@ -35,21 +27,28 @@ class ClientSide(Protocol):
     Attributes:
         greeted: whether calls can begin.
         ended: why no call can begin any more, or "".
-        under_way: calls without an answer.
         texts: the first text of each status.
     """
 
     greeted: bool
     ended: str
-    under_way: int
     texts: dict[int, str]
 
     @property
-    def has_room(self) -> bool:
-        """Whether a call can begin now."""
+    def room(self) -> int:
+        """How many calls can begin now."""
 
-    def begin(self, request: Any) -> int:
-        """Begin a call, where ``has_room``; returns its number, which is odd, and by two above that before."""
+    @property
+    def under_way(self) -> Collection[int]:
+        """The numbers of calls without an answer."""
+
+    def begin(self, request: Any, number: int) -> None:
+        """Begin a call, where there is room.
+
+        Args:
+            request: as the protocol has it.
+            number: by which its answer is told; no other call under way has it.
+        """
 
     def data_to_send(self) -> bytes:
         """What is to be sent now."""

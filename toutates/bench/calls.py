@@ -18,6 +18,7 @@ from toutates.bench.outcome import status_name
 from toutates.bench.streams import StreamingConnection, StreamRequest
 from toutates.protocol.parsing import parse
 from toutates.system.errors import MalformedMessage
+from toutates.system.text import one_line
 
 __all__ = ["SERVICE", "Refused", "ask", "ask_stream", "fetch", "fetch_json", "read"]
 
@@ -27,6 +28,7 @@ SERVICE: Final = "/inference.GRPCInferenceService/"
 _PATIENCE_S: Final = 60.0
 _PREFIX: Final = 5
 _MOST_TEXT: Final = 300
+_MOST_SHOWN: Final = 1_000
 
 
 class Refused(Exception):
@@ -42,11 +44,11 @@ def ask(endpoint: Endpoint, path: str, message: bytes, fields: Mapping[str, str]
     """
     side = ClientConnection()
     request = Request(path, endpoint.authority, message, fields, secure=endpoint.tls is not None)
-    answer = _exchange(endpoint, side, request)
-    if answer.status:
-        text = side.texts.get(answer.status, "")
-        raise Refused(f"{status_name(answer.status)}: {text}" if text else status_name(answer.status))
-    return bytes(answer.message[_PREFIX:])
+    _, status, answer = _exchange(endpoint, side, request)
+    if status:
+        text = one_line(side.texts.get(status, ""), _MOST_SHOWN)
+        raise Refused(f"{status_name(status)}: {text}" if text else status_name(status))
+    return bytes(answer[_PREFIX:])
 
 
 def ask_stream(endpoint: Endpoint, message: bytes, fields: Mapping[str, str] | None = None) -> bytes:
@@ -56,10 +58,10 @@ def ask_stream(endpoint: Endpoint, message: bytes, fields: Mapping[str, str] | N
         Unreachable, Refused: see ``ask``.
     """
     side = StreamingConnection(endpoint.authority, fields, secure=endpoint.tls is not None)
-    answer = _exchange(endpoint, side, StreamRequest(message))
-    if answer.status:
-        raise Refused(side.texts.get(answer.status) or status_name(answer.status))
-    return bytes(answer.message[_PREFIX:])
+    _, status, answer = _exchange(endpoint, side, StreamRequest(message))
+    if status:
+        raise Refused(one_line(side.texts.get(status, ""), _MOST_SHOWN) or status_name(status))
+    return bytes(answer[_PREFIX:])
 
 
 def fetch(
@@ -72,10 +74,10 @@ def fetch(
         Refused: it answered with another status than 200.
     """
     side = HttpConnection()
-    answer = _exchange(endpoint, side, HttpRequest(method, path, endpoint.authority, body, fields))
-    if answer.status:
-        raise Refused(f"{status_name(answer.status)}: {_error_text(bytes(answer.message))}")
-    return bytes(answer.message)
+    _, status, answer = _exchange(endpoint, side, HttpRequest(method, path, endpoint.authority, body, fields))
+    if status:
+        raise Refused(f"{status_name(status)}: {one_line(_error_text(bytes(answer)), _MOST_SHOWN)}")
+    return bytes(answer)
 
 
 def fetch_json(endpoint: Endpoint, path: str, fields: Mapping[str, str] | None = None) -> Any:
@@ -109,7 +111,7 @@ def _exchange(endpoint: Endpoint, side: ClientSide, request: Any) -> Answer:
     with contextlib.closing(link.sock):
         try:
             link.sock.settimeout(_PATIENCE_S)
-            side.begin(request)
+            side.begin(request, 0)
             while True:
                 link.send()
                 data = link.sock.recv(CHUNK)

@@ -11,28 +11,32 @@ import select
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-from toutates.bench.answer import LOST, ClientSide, ConnectionFailed
+from toutates.bench.answer import LOST, Answer, ClientSide, ConnectionFailed
 from toutates.bench.arrivals import Schedule
 from toutates.bench.endpoint import Endpoint
 from toutates.bench.link import CHUNK, Link, Unreachable, connect
 from toutates.bench.outcome import NEVER, UNANSWERED, Record
-from toutates.bench.sequences import SequenceSource
+from toutates.bench.source import Source
+from toutates.system.text import one_line
 
 __all__ = ["Driver", "Unreachable"]
 
 #: Connections that are read from between two looks at what is to be sent.
 _READ_AT_ONCE: Final = 4
+#: In a closed loop nothing is to be sent but for answers.
+_ALL_AT_ONCE: Final = 256
 #: Requests that are taken up between two looks at the sockets, so that answers are read while many are to be sent.
 _BURST: Final = 64
 #: The head start that the first request gets.
 _BEGIN_NS: Final = 10_000_000
-#: Of so many answers with status OK, the first is kept to be checked.
+#: After so many answers with status OK another one is kept, to be checked.
 _SAMPLED: Final = 97
 _MOST_SAMPLES: Final = 2_000
 #: Of the bytes of kept answers; the first answer is kept whatever its size.
@@ -40,7 +44,12 @@ _MOST_SAMPLE_BYTES: Final = 1 << 26
 #: Between two reports of how far a load is.
 _REPORT_NS: Final = 250_000_000
 _FOREVER: Final = 1 << 62
+_LONGEST_WAIT_S: Final = 0.25
+_MOST_TEXT: Final = 500
 _SCHEDSTAT: Final = Path("/proc/self/schedstat")
+
+#: Is given the answers that came over a connection at a time, in nanoseconds.
+Take: TypeAlias = Callable[[Link, Sequence[Answer], int], None]
 
 
 class Driver:
@@ -56,6 +65,7 @@ class Driver:
         Unreachable: the server cannot be reached, or does not speak the protocol.
 
     Attributes:
+        requests: what can be sent.
         samples: the number of a request and its answer, as it came, of some with status OK.
         texts: the first text of each status.
         stopping: whether the load is to end at once, with what there is.
@@ -69,8 +79,8 @@ class Driver:
         self.texts: dict[int, str] = {}
         self.stopping = False
         self.report: Callable[[int, int], None] | None = None
-        self._requests = requests
-        self._right = self._others = self._sample_bytes = 0
+        self.requests = requests
+        self._right = self._others = self._sample_bytes = self._next_sample = 0
         self._endpoint, self._make = endpoint, make
         self._context: ssl.SSLContext | None = endpoint.tls.context(endpoint.protocol) if endpoint.tls else None
         self._links = list(connect(endpoint, make, self._context, connections))
@@ -83,14 +93,14 @@ class Driver:
     def close(self) -> None:
         """Close all connections."""
         for link in self._links:
-            link.sock.close()
+            link.close()
         self._poll.close()
 
     def forget(self) -> None:
         """Forget what was answered so far, which was to warm up."""
         self.samples.clear()
         self.texts.clear()
-        self._right = self._others = self._sample_bytes = 0
+        self._right = self._others = self._sample_bytes = self._next_sample = 0
 
     def run_schedule(self, schedule: Schedule, seconds: float, patience_s: float) -> Record:
         """An open loop: send each request at its time, whatever became of those before.
@@ -103,9 +113,9 @@ class Driver:
         times, choices = schedule.times_ns.tolist(), schedule.choices.tolist()
         count = len(times)
         noticed, sent, answered = [NEVER] * count, [NEVER] * count, [NEVER] * count
-        statuses = [UNANSWERED] * count
+        statuses: dict[int, int] = {}
         waiting: deque[int] = deque()
-        requests = self._requests
+        requests = self.requests
         with _undisturbed(), _Spent() as spent:
             begin = time.perf_counter_ns() + _BEGIN_NS
             taken = left = 0
@@ -113,11 +123,13 @@ class Driver:
             stop_ns = round(seconds * 1e9)
             report_ns = 0 if self.report else _FOREVER
 
-            def take(number: int, status: int, now: int) -> None:
+            def take(link: Link, answers: Sequence[Answer], at: int) -> None:
                 nonlocal left
-                left += 1
-                answered[number] = now - begin
-                statuses[number] = status
+                left += len(answers)
+                for number, status, _ in answers:
+                    answered[number] = at - begin
+                    if status:
+                        statuses[number] = status
 
             while left < count:
                 now = time.perf_counter_ns() - begin
@@ -136,160 +148,93 @@ class Driver:
                 used = set()
                 while waiting and (link := self._free_link()) is not None:
                     number = waiting.popleft()
-                    link.protocol.begin(requests[choices[number]])
-                    link.numbers.append(number)
+                    link.protocol.begin(requests[choices[number]], number)
                     sent[number] = now
                     used.add(link)
                 for link in used:
                     link.flush()
                 until = times[taken] if taken < count else end_ns
-                self._receive((until - time.perf_counter_ns() + begin) / 1e9, take)
+                self._wait((until - time.perf_counter_ns() + begin) / 1e9)
+                self._receive(_READ_AT_ONCE, take)
             now = time.perf_counter_ns() - begin
         if self.stopping or not self._links:  # what was to be sent later was not
             count = taken
             seconds = min(seconds, max(now, 1) / 1e9)
         # What the client did not even take up when the time was over, it noticed then at the earliest.
         noticed[taken:] = [end_ns] * (count - taken)
-        return Record(
-            schedule.choices[:count],
-            schedule.times_ns[:count],
-            np.array(noticed[:count], np.int64),
-            np.array(sent[:count], np.int64),
-            np.array(answered[:count], np.int64),
-            np.array(statuses[:count], np.int64),
-            cpu_seconds=spent.cpu_s,
-            seconds=seconds,
-            waited_seconds=spent.waited_s,
+        return _record(
+            schedule.choices[:count], schedule.times_ns[:count], noticed, sent, answered, statuses, spent, seconds
         )
 
-    def run_closed(
-        self, order: Sequence[int], under_way: int, seconds: float, patience_s: float, most: int | None = None
-    ) -> Record:
-        """A closed loop: a request for each answer, over and over.
+    def run_closed(self, source: Source, under_way: int, seconds: float, patience_s: float) -> Record:
+        """A closed loop: a request for each answer, over the same connection, over and over.
 
         Args:
-            order: which requests are sent, in turn.
+            source: of requests.
             under_way: how many are without an answer at a time.
-            seconds: after which none is sent any more.
+            seconds: after which none is begun any more.
             patience_s: how long the last answers are waited for.
-            most: requests, after which none is sent any more either; None for no such end.
         """
-        choices: list[int] = []
         sent: list[int] = []
         answered: list[int] = []
-        statuses: list[int] = []
-        requests, size = self._requests, len(order)
-        due, left = under_way, 0
+        statuses: dict[int, int] = {}
+        free, left, over = under_way, 0, False
         with _undisturbed(), _Spent() as spent:
             begin = time.perf_counter_ns()
-            stop_ns, end_ns = round(seconds * 1e9), round((seconds + patience_s) * 1e9)
-            report_ns = 0 if self.report else _FOREVER
+            stop_ns, end_ns = begin + round(seconds * 1e9), begin + round((seconds + patience_s) * 1e9)
+            report_ns = begin if self.report else _FOREVER
 
-            def take(number: int, status: int, now: int) -> None:
-                nonlocal due, left
-                due += 1
-                left += 1
-                answered[number] = now - begin
-                statuses[number] = status
+            def send(link: Link, most: int) -> int:
+                """Begin so many calls at most; returns how many."""
+                requests = source.take(min(most, link.protocol.room), over=over)
+                number = len(sent)
+                for request in requests:
+                    link.protocol.begin(request, number)
+                    number += 1
+                count = len(requests)
+                sent.extend([time.perf_counter_ns() - begin] * count)
+                answered.extend([NEVER] * count)
+                link.flush()
+                return count
 
-            while self._links and not self.stopping:
-                now = time.perf_counter_ns() - begin
-                if now >= stop_ns:
-                    spent.stop()
-                    if now >= end_ns or left == len(sent):
-                        break
-                    due = 0
-                if most is not None:
-                    if left == most:
-                        break
-                    due = min(due, most - len(sent))
-                if now >= report_ns:
-                    report_ns = now + _REPORT_NS
-                    self._report()
-                used = set()
-                while due and (link := self._free_link()) is not None:
-                    due -= 1
-                    choice = order[len(sent) % size]
-                    link.protocol.begin(requests[choice])
-                    link.numbers.append(len(sent))
-                    choices.append(choice)
-                    sent.append(now)
-                    answered.append(NEVER)
-                    statuses.append(UNANSWERED)
-                    used.add(link)
-                for link in used:
-                    link.flush()
-                self._receive(((stop_ns if now < stop_ns else end_ns) - now) / 1e9, take)
-            now = time.perf_counter_ns() - begin
-        length = now / 1e9 if left == most else self._length(seconds, now)
-        return _closed_record(choices, sent, answered, statuses, spent, length)
-
-    def run_sequences(self, source: SequenceSource, under_way: int, seconds: float, patience_s: float) -> Record:
-        """A closed loop of sequences, each of whose requests is sent when the one before is answered.
-
-        Args:
-            source: makes the requests.
-            under_way: how many sequences there are at a time.
-            seconds: after which no sequence is begun; those under way are sent to their ends.
-            patience_s: how long these ends and the last answers are waited for.
-        """
-        choices: list[int] = []
-        sent: list[int] = []
-        answered: list[int] = []
-        statuses: list[int] = []
-        slots: list[int] = []
-        ready = deque(range(under_way))
-        left = 0
-        with _undisturbed(), _Spent() as spent:
-            begin = time.perf_counter_ns()
-            stop_ns, end_ns = round(seconds * 1e9), round((seconds + patience_s) * 1e9)
-            report_ns = 0 if self.report else _FOREVER
-
-            def take(number: int, status: int, now: int) -> None:
-                nonlocal left
-                left += 1
-                answered[number] = now - begin
-                statuses[number] = status
-                if status:
-                    source.give_up(slots[number])
-                ready.append(slots[number])
+            def take(link: Link, answers: Sequence[Answer], at: int) -> None:
+                nonlocal free, left, over
+                ended = at - begin
+                for number, status, _ in answers:
+                    answered[number] = ended
+                    if status:
+                        statuses[number] = status
+                left += len(answers)
+                source.answered(answers)
+                over = over or at >= stop_ns
+                free += len(answers)
+                free -= send(link, free)
 
             while self._links and not self.stopping:
-                now = time.perf_counter_ns() - begin
+                now = time.perf_counter_ns()
                 if now >= stop_ns:
+                    over = True
                     spent.stop()
-                    if now >= end_ns or (left == len(sent) and not any(map(source.is_open, ready))):
+                    if now >= end_ns:
                         break
                 if now >= report_ns:
                     report_ns = now + _REPORT_NS
                     self._report()
-                used = set()
-                for _ in range(len(ready)):
-                    slot = ready.popleft()
-                    if now >= stop_ns and not source.is_open(slot):
-                        continue
-                    link = self._free_link()
-                    if link is None:
-                        ready.appendleft(slot)
-                        break
-                    choice, request = source.next(slot)
-                    link.protocol.begin(request)
-                    link.numbers.append(len(sent))
-                    slots.append(slot)
-                    choices.append(choice)
-                    sent.append(now)
-                    answered.append(NEVER)
-                    statuses.append(UNANSWERED)
-                    used.add(link)
-                for link in used:
-                    link.flush()
-                self._receive(((stop_ns if now < stop_ns else end_ns) - now) / 1e9, take)
-            now = time.perf_counter_ns() - begin
-        return _closed_record(choices, sent, answered, statuses, spent, self._length(seconds, now))
-
-    def _length(self, seconds: float, now: int) -> float:
-        """How long a load lasted: as planned, unless it was stopped or lost its server."""
-        return min(seconds, max(now, 1) / 1e9) if self.stopping or not self._links else seconds
+                if free:  # at the beginning, and where a connection had no room or was lost
+                    share = -(-free // len(self._links))
+                    for link in self._turned():
+                        free -= send(link, min(share, free))
+                if left == len(sent):
+                    break
+                self._receive(_ALL_AT_ONCE, take, ((end_ns if over else min(stop_ns, report_ns)) - now) / 1e9)
+            ended_ns = time.perf_counter_ns() - begin
+        # Where the source came to its end, the load did.
+        whole = over and not self.stopping and self._links
+        sent_ns = np.array(sent, np.int64)
+        return _record(
+            source.choices(len(sent)), sent_ns, sent_ns, sent_ns, answered, statuses, spent,
+            seconds if whole else min(seconds, max(ended_ns, 1) / 1e9),
+        )  # fmt: skip
 
     def _report(self) -> None:
         if self.report is not None:
@@ -297,27 +242,34 @@ class Driver:
 
     def _free_link(self) -> Link | None:
         """The next connection that has room for a call."""
+        return next((link for link in self._turned() if link.protocol.room), None)
+
+    def _turned(self) -> Iterator[Link]:
+        """All connections, each time beginning with the one behind the last that was taken."""
         ring = self._ring
         for _ in range(len(ring)):
             link = ring[0]
             ring.rotate(-1)
-            if link.protocol.has_room:
-                return link
-        return None
+            yield link
 
-    def _receive(self, wait_s: float, take: Callable[[int, int, int], None]) -> None:
-        """Wait for answers, no longer than so, and pass them on with their time."""
-        if wait_s > 0:
+    def _wait(self, seconds: float) -> None:
+        """Wait until something has come, no longer than so."""
+        if seconds > 0:
             # epoll counts in milliseconds, select in microseconds.
-            select.select([self._poll], (), (), min(wait_s, 0.25))
-        for fd, events in self._poll.poll(0, _READ_AT_ONCE):
-            link = self._by_fd[fd]
+            select.select([self._poll], (), (), min(seconds, _LONGEST_WAIT_S))
+
+    def _receive(self, most: int, take: Take, wait_s: float = 0.0) -> None:
+        """Pass on what has come on so many connections, with its time; before, wait until something has."""
+        for fd, events in self._poll.poll(min(max(wait_s, 0.0), _LONGEST_WAIT_S), most):
+            link = self._by_fd.get(fd)
+            if link is None:  # lost in this turn
+                continue
             if events & ~select.EPOLLOUT:
                 self._read(link, take)
-            if link.sock.fileno() != -1:
+            if events & select.EPOLLOUT:
                 link.flush()
 
-    def _read(self, link: Link, take: Callable[[int, int, int], None]) -> None:
+    def _read(self, link: Link, take: Take) -> None:
         try:
             data = link.sock.recv(CHUNK)
         except BlockingIOError:
@@ -326,52 +278,57 @@ class Driver:
             self._drop(link, error.strerror or str(error), take)
             return
         now = time.perf_counter_ns()
+        protocol = link.protocol
         try:
-            answers = link.protocol.receive(link.decrypt(data)) if data else link.protocol.receive_end()
+            answers = protocol.receive(link.decrypt(data)) if data else protocol.receive_end()
         except ConnectionFailed as error:
             self._drop(link, str(error), take)
             return
-        numbers = link.numbers
-        for stream_id, status, message in answers:
-            number = numbers[stream_id >> 1]
-            numbers[stream_id >> 1] = NEVER
-            take(number, status, now)
-            if status:
-                self._others += 1
-                self.texts.setdefault(status, link.protocol.texts.get(status, ""))
-                continue
-            if self._right % _SAMPLED == 0 and len(self.samples) < _MOST_SAMPLES:
-                self._keep(number, bytes(message))
-            self._right += 1
         if answers:
-            link.answered += len(answers)
-        if not data or (link.protocol.ended and not link.protocol.under_way):
-            self._drop(link, link.protocol.ended, take)
+            self._count(link, answers)
+            take(link, answers, now)
+        else:
+            link.flush()  # what the server itself asks for
+        if not data or (protocol.ended and not protocol.under_way):
+            self._drop(link, protocol.ended, take)
 
-    def _keep(self, number: int, message: bytes) -> None:
-        """Keep an answer, to be checked."""
-        if not self.samples or self._sample_bytes + len(message) <= _MOST_SAMPLE_BYTES:
-            self.samples.append((number, message))
-            self._sample_bytes += len(message)
+    def _count(self, link: Link, answers: Sequence[Answer]) -> None:
+        """Count answers, note the texts of errors, and keep now and then one to be checked."""
+        link.answered += len(answers)
+        right = len(answers)
+        for _, status, _ in answers:
+            if status:
+                right -= 1
+                if status not in self.texts:
+                    self.texts[status] = one_line(link.protocol.texts.get(status, ""), _MOST_TEXT)
+        self._others += len(answers) - right
+        if right and self._right >= self._next_sample and len(self.samples) < _MOST_SAMPLES:
+            self._next_sample = self._right + _SAMPLED
+            number, message = next((number, message) for number, status, message in answers if not status)
+            if not self.samples or self._sample_bytes + len(message) <= _MOST_SAMPLE_BYTES:
+                self.samples.append((number, bytes(message)))
+                self._sample_bytes += len(message)
+        self._right += right
 
-    def _drop(self, link: Link, why: str, take: Callable[[int, int, int], None]) -> None:
+    def _drop(self, link: Link, why: str, take: Take) -> None:
         """A connection has ended, and its calls are lost. One that answered calls is made anew."""
         now = time.perf_counter_ns()
-        for number in link.numbers:
-            if number != NEVER:
-                self.texts.setdefault(LOST, why)
-                self._others += 1
-                take(number, LOST, now)
         self._poll.unregister(link.sock)
         del self._by_fd[link.sock.fileno()]
-        link.sock.close()
+        link.close()
         self._links.remove(link)
         self._ring.remove(link)
+        lost = [(number, LOST, b"") for number in link.protocol.under_way]
+        link.protocol.ended = link.protocol.ended or why
+        if lost:
+            self.texts.setdefault(LOST, one_line(why, _MOST_TEXT))
+            self._others += len(lost)
+            take(link, lost, now)
         if link.answered:
             try:
                 (again,) = connect(self._endpoint, self._make, self._context)
             except Unreachable as error:
-                self.texts[LOST] = f"{why}; then {error}"
+                self.texts[LOST] = one_line(f"{why}; then {error}", _MOST_TEXT)
                 return
             again.register(self._poll)
             self._links.append(again)
@@ -379,17 +336,29 @@ class Driver:
             self._by_fd[again.sock.fileno()] = again
 
 
-def _closed_record(
-    choices: list[int], sent: list[int], answered: list[int], statuses: list[int], spent: _Spent, seconds: float
+def _record(
+    choices: npt.NDArray[np.int64],
+    intended: npt.NDArray[np.int64],
+    noticed: Sequence[int] | npt.NDArray[np.int64],
+    sent: Sequence[int] | npt.NDArray[np.int64],
+    answered: Sequence[int],
+    statuses: Mapping[int, int],
+    spent: _Spent,
+    seconds: float,
 ) -> Record:
-    when = np.array(sent, np.int64)
+    """What became of as many requests as there are intended times."""
+    count = len(intended)
+    answered_ns = np.array(answered[:count], np.int64)
+    found = np.where(answered_ns == NEVER, UNANSWERED, 0)
+    if statuses:
+        found[list(statuses)] = list(statuses.values())
     return Record(
-        np.array(choices, np.int64),
-        when,
-        when,
-        when,
-        np.array(answered, np.int64),
-        np.array(statuses, np.int64),
+        choices,
+        intended,
+        np.asarray(noticed[:count], np.int64),
+        np.asarray(sent[:count], np.int64),
+        answered_ns,
+        found,
         cpu_seconds=spent.cpu_s,
         seconds=seconds,
         waited_seconds=spent.waited_s,

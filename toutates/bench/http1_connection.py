@@ -9,7 +9,7 @@ Servers give alike answers heads of the same bytes, so that each head is read on
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from toutates.bench.answer import Answer, ConnectionFailed
@@ -23,6 +23,10 @@ _MOST_KEPT: Final = 1_024
 _STATUS_LINE: Final = re.compile(rb"HTTP/1\.([01]) (\d{3})(?: |$)")
 #: What is kept of the body of an error.
 _MOST_TEXT: Final = 300
+
+#: Of an answer: a server that never ends one does not take all memory.
+_MOST_BODY: Final = 2**30
+_TOO_LONG: Final = f"an answer has more than {_MOST_BODY >> 20} MiB"
 
 _SPEAKS_HTTP2: Final = "the server speaks HTTP/2, as gRPC does; write grpc:// instead of http://"
 
@@ -68,9 +72,8 @@ class HttpConnection:
     def __init__(self) -> None:
         self.greeted = True
         self.ended = ""
-        self.under_way = 0
         self.texts: dict[int, str] = {}
-        self._next_id = 1
+        self._calls: list[int] = []
         self._received = bytearray()
         self._out: list[bytes] = []
         self._heads: dict[bytes, _Head] = {}
@@ -80,17 +83,19 @@ class HttpConnection:
         self._chunk = _SIZE_LINE
 
     @property
-    def has_room(self) -> bool:
-        """Whether a call can begin now."""
-        return not self.under_way and not self.ended
+    def room(self) -> int:
+        """How many calls can begin now: one or none."""
+        return 0 if self._calls or self.ended else 1
 
-    def begin(self, request: HttpRequest) -> int:
-        """Begin a call, where ``has_room``; returns its number."""
-        number = self._next_id
-        self._next_id = number + 2
-        self.under_way = 1
+    @property
+    def under_way(self) -> Collection[int]:
+        """The number of the call without an answer."""
+        return self._calls
+
+    def begin(self, request: HttpRequest, number: int) -> None:
+        """Begin a call, where there is room; see ``ClientSide``."""
+        self._calls.append(number)
         self._out.append(request.octets)
-        return number
 
     def data_to_send(self) -> bytes:
         """What is to be sent now."""
@@ -116,38 +121,41 @@ class HttpConnection:
             if body is None:
                 break
             self._end(answers, body)
+        if len(received) + len(self._chunks) > _MOST_BODY:
+            raise ConnectionFailed(_TOO_LONG)
         return answers
 
     def receive_end(self) -> Sequence[Answer]:
         """The server has closed the connection; returns the call that this ends as it should."""
         self.ended = self.ended or "the server closed the connection"
         answers: list[Answer] = []
-        if self._head is not None and self._head.size == _UNTIL_END and self.under_way:
+        if self._head is not None and self._head.size == _UNTIL_END and self._calls:
             self._end(answers, bytes(self._received))
         return answers
 
     def _read_head(self) -> bool:
         received = self._received
-        end = received.find(b"\r\n\r\n")
-        if end < 0:
-            if len(received) > 4 and not received.startswith(b"HTTP/"):
-                raise ConnectionFailed(_not_http1(received))
-            if len(received) > _MOST_HEAD:
-                raise ConnectionFailed(f"the head of an answer is longer than {_MOST_HEAD} bytes")
-            return False
-        octets = bytes(received[:end])
-        head = self._heads.get(octets)
-        if head is None:
-            head = _read_head(octets)
-            if len(self._heads) < _MOST_KEPT:
-                self._heads[octets] = head
-        del received[: end + 4]
-        if 100 <= head.status < 200:
-            return bool(received) and self._read_head()
-        if not self.under_way:
-            raise ConnectionFailed("the server answers where nothing was asked")
-        self._head = head
-        return True
+        while True:
+            end = received.find(b"\r\n\r\n")
+            if end < 0:
+                if len(received) > 4 and not received.startswith(b"HTTP/"):
+                    raise ConnectionFailed(_not_http1(received))
+                if len(received) > _MOST_HEAD:
+                    raise ConnectionFailed(f"the head of an answer is longer than {_MOST_HEAD} bytes")
+                return False
+            octets = bytes(received[:end])
+            head = self._heads.get(octets)
+            if head is None:
+                head = _read_head(octets)
+                if len(self._heads) < _MOST_KEPT:
+                    self._heads[octets] = head
+            del received[: end + 4]
+            if 100 <= head.status < 200:  # the answer itself is still to come
+                continue
+            if not self._calls:
+                raise ConnectionFailed("the server answers where nothing was asked")
+            self._head = head
+            return True
 
     def _read_body(self) -> bytes | bytearray | None:
         head, received = self._head, self._received
@@ -194,13 +202,12 @@ class HttpConnection:
         head = self._head
         assert head is not None
         self._head = None
-        self.under_way = 0
         status = 0 if head.status == 200 else head.status
         if status:
             self.texts.setdefault(status, bytes(body[:_MOST_TEXT]).decode(errors="replace"))
         if not head.keeps:
             self.ended = "the server closes the connection after its answer"
-        answers.append(Answer(self._next_id - 2, status, body))
+        answers.append((self._calls.pop(), status, body))
 
 
 def _not_http1(octets: bytes | bytearray) -> str:
@@ -229,4 +236,6 @@ def _read_head(octets: bytes) -> _Head:
         return _Head(status, _UNTIL_END, False)
     if not size.isdigit() or len(size) > 12:
         raise ConnectionFailed(f"an answer has {size.decode(errors='replace')!r} as its content-length")
+    if int(size) > _MOST_BODY:
+        raise ConnectionFailed(_TOO_LONG)
     return _Head(status, int(size), keeps)

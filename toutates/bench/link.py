@@ -36,17 +36,15 @@ class Link:
 
     Attributes:
         protocol: what is said over it.
-        numbers: of the requests, by their number of the connection over two.
         answered: how many calls were, with any status.
     """
 
-    __slots__ = ("_is_blocked", "_poll", "_tls", "_unsent", "answered", "numbers", "protocol", "sock")
+    __slots__ = ("_is_blocked", "_poll", "_tls", "_unsent", "answered", "protocol", "sock")
 
     def __init__(self, endpoint: Endpoint, make: Callable[[], ClientSide], context: ssl.SSLContext | None) -> None:
         self.protocol = make()
-        self.numbers: list[int] = []
         self.answered = 0
-        self._unsent = b""
+        self._unsent: bytes | memoryview = b""
         self._is_blocked = False
         self._poll: select.epoll | None = None
         self._tls: TlsPipe | None = None
@@ -114,26 +112,31 @@ class Link:
         out = self.protocol.data_to_send()
         return out if self._tls is None else self._tls.encrypt(out)
 
+    def close(self) -> None:
+        """Close the socket."""
+        self._poll = None
+        self.sock.close()
+
     def flush(self) -> None:
-        """Send what there is, as far as the socket takes it."""
-        out = self._out()
-        if self._unsent:
-            out = self._unsent + out
-        if not out:
+        """Send what there is, as far as the socket takes it. While it takes nothing, more is not asked for."""
+        if self._poll is None:
             return
-        try:
-            sent = self.sock.send(out)
-        except BlockingIOError:
-            sent = 0
-        except OSError:  # which a read will say
-            sent = len(out)
-        if sent == len(out):
-            self._unsent = b""
-            if not self._is_blocked:
-                return
-        else:
-            self._unsent = out[sent:]
-        if bool(self._unsent) is not self._is_blocked and self._poll is not None:
+        out = self._unsent or self._out()
+        while out:
+            try:
+                sent = self.sock.send(out)
+            except BlockingIOError:
+                sent = 0
+            except OSError:  # which a read will say
+                sent = len(out)
+            if sent < len(out):
+                self._unsent = memoryview(out)[sent:]
+                break
+            out = b""
+            if self._unsent:
+                self._unsent = b""
+                out = self._out()
+        if bool(self._unsent) is not self._is_blocked:
             self._is_blocked = not self._is_blocked
             self._poll.modify(self.sock, select.EPOLLIN | (select.EPOLLOUT if self._is_blocked else 0))
 

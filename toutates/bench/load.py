@@ -30,6 +30,7 @@ from toutates.bench.http1_connection import HttpConnection, HttpRequest
 from toutates.bench.outcome import Outcome, Record, merge, summarise
 from toutates.bench.pipes import read_message, send_message
 from toutates.bench.sequences import Sequences, SequenceSource
+from toutates.bench.source import Rotation
 from toutates.bench.streams import StreamingConnection, StreamRequest
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 from toutates.system.errors import ConfigurationError
@@ -369,16 +370,15 @@ def _drive(driver: Driver, load: Load, number: int, count: int) -> Record:
     shares = np.array(weights) / sum(weights)
     order = np.random.default_rng((load.seed, number)).choice(len(weights), _ORDER, p=shares).tolist()
     if load.sequences is None:
-        return driver.run_closed(order, load.under_way, load.seconds, load.patience_s)
+        return driver.run_closed(Rotation(driver.requests, order), load.under_way, load.seconds, load.patience_s)
     authority = load.endpoint.authority
 
     def make(choice: int, sequence: int, first: bool, last: bool) -> Any:
         one = load.requests[choice]
         return _request(load, authority, one, one.message + sequence_parameters(sequence, first, last))
 
-    return driver.run_sequences(
-        SequenceSource(load.sequences, order, make, load.seed), load.under_way, load.seconds, load.patience_s
-    )
+    source = SequenceSource(load.sequences, order, make, load.seed, load.under_way)
+    return driver.run_closed(source, load.under_way, load.seconds, load.patience_s)
 
 
 def sequence_parameters(sequence: int, first: bool, last: bool) -> bytes:

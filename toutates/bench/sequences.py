@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+
+from toutates.bench.answer import Answer
 
 __all__ = ["SequenceSource", "Sequences"]
 
@@ -27,13 +31,14 @@ class Sequences:
 
 
 class SequenceSource:
-    """The next request of each of some sequences.
+    """What a closed loop of sequences sends: in each place, the next request of a sequence once the last is answered.
 
     Args:
         sequences: how they are made.
         order: which contents are sent, in turn.
         make: a request of contents, a sequence's id, and whether it is the first and the last.
         seed: of the lengths.
+        places: sequences at a time.
     """
 
     def __init__(
@@ -42,38 +47,56 @@ class SequenceSource:
         order: Sequence[int],
         make: Callable[[int, int, bool, bool], Any],
         seed: int,
+        places: int,
     ) -> None:
         self._sequences = sequences
         self._order = order
         self._make = make
         self._rng = np.random.default_rng(seed)
         self._next_id = sequences.first_id
-        self._sent = 0
+        #: Places whose last request is answered.
+        self._ready = deque(range(places))
+        #: Of each request, the place and the contents.
+        self._sent: list[int] = []
         #: Of each place: the sequence's id, how many requests were sent, and its length.
         self._open: dict[int, tuple[int, int, int]] = {}
 
-    def is_open(self, slot: int) -> bool:
-        """Whether the sequence of a place has been begun and not been ended."""
-        return slot in self._open
+    def take(self, most: int, *, over: bool) -> Sequence[Any]:
+        """The next requests; see ``Source``. Once the load is over, those of sequences that have been begun."""
+        taken: list[Any] = []
+        for _ in range(len(self._ready)):
+            if len(taken) == most:
+                break
+            place = self._ready.popleft()
+            if place in self._open or not over:
+                taken.append(self._next(place))
+        return taken
 
-    def give_up(self, slot: int) -> None:
-        """A request failed: the next one of the place begins another sequence."""
-        self._open.pop(slot, None)
+    def answered(self, answers: Sequence[Answer]) -> None:
+        """These requests have ended. Where one failed, the place begins another sequence."""
+        for number, status, _ in answers:
+            place = self._sent[number]
+            if status:
+                self._open.pop(place, None)
+            self._ready.append(place)
 
-    def next(self, slot: int) -> tuple[int, Any]:
-        """The next request of a place, and which contents it has."""
-        if slot not in self._open:
-            self._open[slot] = self._next_id, 0, self._length()
+    def choices(self, count: int) -> npt.NDArray[np.int64]:
+        """Which contents the first so many requests had."""
+        return np.resize(np.array(self._order, np.int64), count)
+
+    def _next(self, place: int) -> Any:
+        if place not in self._open:
+            self._open[place] = self._next_id, 0, self._length()
             self._next_id += 1
-        number, step, length = self._open[slot]
-        choice = self._order[self._sent % len(self._order)]
-        self._sent += 1
+        number, step, length = self._open[place]
+        choice = self._order[len(self._sent) % len(self._order)]
+        self._sent.append(place)
         last = step + 1 == length
         if last:
-            del self._open[slot]
+            del self._open[place]
         else:
-            self._open[slot] = number, step + 1, length
-        return choice, self._make(choice, number, step == 0, last)
+            self._open[place] = number, step + 1, length
+        return self._make(choice, number, step == 0, last)
 
     def _length(self) -> int:
         least, most = (self._sequences.length * (1 + sign * self._sequences.variation) for sign in (-1, 1))

@@ -7,7 +7,7 @@ of this response, and the first response of it is what can be checked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from google.protobuf.message import DecodeError
@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from toutates.bench.answer import LOST, Answer, ConnectionFailed
 from toutates.bench.client_connection import ClientConnection, Request
 from toutates.protocol.grpc_service_pb2 import ModelStreamInferResponse
+from toutates.system.text import shown
 
 __all__ = ["STREAM", "StreamRequest", "StreamingConnection"]
 
@@ -24,6 +25,8 @@ _STREAM_ID: Final = 1
 _PREFIX: Final = 5
 #: Of messages that wait for the server's windows; then requests wait with the client.
 _MOST_PENDING: Final = 1 << 20
+#: Requests that are sent before that is looked at again.
+_AT_ONCE: Final = 64
 #: The tag of ``id`` in ModelInferRequest.
 _ID_TAG: Final = b"\x1a"
 
@@ -56,32 +59,38 @@ class StreamingConnection(ClientConnection):
         self._is_open = False
         self._begun = 0
         self._pending = bytearray()
-        #: Of requests that are not answered: b"", or the first response.
+        #: Of messages that are not answered, by their ids: the number, and b"" or the first response.
+        self._numbers: dict[int, int] = {}
         self._first: dict[int, bytes] = {}
 
     @property
-    def has_room(self) -> bool:
-        """Whether a request can be sent now."""
-        return not self.ended and len(self._pending) < _MOST_PENDING
+    def room(self) -> int:
+        """How many requests can be sent now, at least."""
+        return 0 if self.ended or len(self._pending) >= _MOST_PENDING else _AT_ONCE
 
-    def begin(self, request: StreamRequest) -> int:  # type: ignore[override]
-        """Send a message, where ``has_room``; returns its number."""
+    @property
+    def under_way(self) -> Collection[int]:
+        """The numbers of requests without an answer."""
+        return self._numbers.values()
+
+    def begin(self, request: StreamRequest, number: int) -> None:  # type: ignore[override]
+        """Send a message, where there is room; see ``ClientSide``."""
         if not self._is_open:
             self._is_open = True
             self._next_id = _STREAM_ID + 2
+            self._calls[_STREAM_ID] = 0
             self._windows[_STREAM_ID] = self._initial_window
             self._out += (self._head.headers_head, _STREAM_ID.to_bytes(4, "big"), self._head.headers)
         place = self._begun
         self._begun = place + 1
+        self._numbers[place] = number
         self._first[place] = b""
-        self.under_way += 1
         name = b"%d" % place
         size = len(request.message) + 2 + len(name)
         self._pending += b"\0" + size.to_bytes(4, "big")
         self._pending += request.message
         self._pending += _ID_TAG + bytes([len(name)]) + name
         self._send_bodies()
-        return 2 * place + 1
 
     def _send_bodies(self) -> None:
         while self._pending:
@@ -107,9 +116,10 @@ class StreamingConnection(ClientConnection):
     def _end(self, answers: list[Answer], stream_id: int, status: int) -> None:
         """The stream has ended, and all that is under way with it."""
         self._take_messages(answers)
+        self._calls.pop(stream_id, None)
         self.ended = self.ended or f"the stream has ended: {self.texts.get(status) or f'status {status}'}"
         self._pending.clear()
-        for place in list(self._first):
+        for place in list(self._numbers):
             self._answer(answers, place, status or LOST, b"")
 
     def _take_messages(self, answers: list[Answer]) -> None:
@@ -123,6 +133,7 @@ class StreamingConnection(ClientConnection):
             at = end
         if at < len(received):
             self._messages[_STREAM_ID] = received[at:] if at else received
+        self._held = len(received) - at
 
     def _take_message(self, answers: list[Answer], message: bytes) -> None:
         try:
@@ -130,9 +141,9 @@ class StreamingConnection(ClientConnection):
         except DecodeError as error:
             raise ConnectionFailed(f"a response of the stream cannot be read: {error}") from None
         inner = response.infer_response
-        place = int(inner.id) if inner.id.isdecimal() else next(iter(self._first), -1)
-        if place not in self._first:
-            raise ConnectionFailed(f"the server answers a request {inner.id!r}, which was not sent")
+        place = int(inner.id) if inner.id.isdecimal() and len(inner.id) < 20 else next(iter(self._numbers), -1)
+        if place not in self._numbers:
+            raise ConnectionFailed(f"the server answers a request {shown(inner.id)!r}, which is not under way")
         if response.error_message:
             self.texts.setdefault(_UNKNOWN, response.error_message)
             self._answer(answers, place, _UNKNOWN, b"")
@@ -145,8 +156,7 @@ class StreamingConnection(ClientConnection):
 
     def _answer(self, answers: list[Answer], place: int, status: int, message: bytes) -> None:
         del self._first[place]
-        self.under_way -= 1
-        answers.append(Answer(2 * place + 1, status, message))
+        answers.append((self._numbers.pop(place), status, message))
 
 
 def _inner(message: bytes) -> bytes:
