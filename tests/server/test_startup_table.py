@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import onnxruntime
 import pytest
@@ -103,6 +105,20 @@ def test_of_very_many_models_those_that_are_not_ready_are_listed_and_the_rest_co
     assert len(records) == 2
     assert records[0]["versions"] == summary
     assert lines(*many)[1:] == ["300 versions of 300 models: 300 are ready, none is not; RepositoryIndex has all"]
+
+
+def test_executors_that_share_threads_are_counted_by_these() -> None:
+    free = place(read_topology(range(4)), executor_cpus=1, processing_cores=1, intra_threads=1, pinned=False)
+    shared = [ready(f"m{number}") for number in range(100)]
+    for model in shared:
+        served = model.versions[1].served
+        assert served is not None
+        statistics = replace(served.servable.statistics(), pooled=True)
+        served.servable.statistics = Mock(return_value=statistics)  # type: ignore[method-assign]
+    with_own = ready("own")
+    table = ModelTable({model.name: model for model in (*shared, with_own)})
+    assert placement_table(free, table, 8) == "1 worker, 10 executors; threads are not pinned to cores"
+    assert placement_table(free, ModelTable({"own": with_own}), 8).startswith("1 worker, 2 executors;")
 
 
 def test_programs_get_the_same_as_records() -> None:

@@ -142,6 +142,7 @@ class BatchedServable:
             batch_size=self.supertensor.batch_size if self.signature.batched else 1,
             executors=len(counters.executors),
             pool_threads=self._pool_threads,
+            pooled=isinstance(self._threads, PooledExecutors),
             memory_kind=self._memory_kind,
             responses=self._responses.counters.statistics() if self._responses is not None else {},
             forecast=self.supertensor.forecast() if isinstance(self.supertensor, DeadlineSuperTensor) else None,

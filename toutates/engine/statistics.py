@@ -75,6 +75,7 @@ class VersionStatistics:
         batch_size: most rows that are run together; 1 where the model is not batched.
         executors: how many it has, or should have.
         pool_threads: threads that its backends have beside those of the executors.
+        pooled: whether executors have threads of the pool that models share, and none of their own.
         memory_kind: where the buffers are, in Triton's words: CPU or CPU_PINNED.
         own_metrics: what the model's code counts by itself.
         responses: of a decoupled version, by their place among those of their request.
@@ -90,6 +91,7 @@ class VersionStatistics:
     batch_size: int
     executors: int
     pool_threads: int = 0
+    pooled: bool = False
     memory_kind: str = "CPU"
     own_metrics: tuple[ModelSeries, ...] = ()
     responses: Mapping[int, ResponseStatistics] = field(default_factory=dict)

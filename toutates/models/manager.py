@@ -53,6 +53,7 @@ class ModelManager:
     Attributes:
         table: of models. Every thread reads it; it is replaced as a whole by one attribute store.
         counters: of loads and failures since the start.
+        executor_threads: threads that executors on the CPU share.
     """
 
     table: ModelTable
@@ -69,6 +70,7 @@ class ModelManager:
         failures_count: bool = True,
     ) -> None:
         self.counters = LoadCounters()
+        self.executor_threads = options.executor_threads
         self._table = CurrentTable(
             self._publish,
             on_change,

@@ -109,7 +109,7 @@ class FirstLoad:
             await self._warn_of_no_models(may_be_empty=manager.table.may_be_empty)
         shown = (manager.table, self._providers, time.monotonic() - started, control.unready_reason)
         self._logs.show(startup_table(*shown), startup_records(*shown))
-        placed = (self._placement, manager.table)
+        placed = (self._placement, manager.table, manager.executor_threads)
         self._logs.show(placement_table(*placed), placement_records(*placed))
         # Of what ONNX Runtime does apart from any session, only the loading of providers is worth a line; allocations
         # that fail come back as errors to those who asked for them.

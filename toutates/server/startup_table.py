@@ -111,43 +111,45 @@ def _each_row(table: ModelTable, *, only_problems: bool = False) -> Iterator[tup
                 yield _row(model.name, entry)
 
 
-def placement_table(placement: Placement, table: ModelTable) -> str:
+def placement_table(placement: Placement, table: ModelTable, executor_threads: int = 0) -> str:
     """The table of threads: a line per role with its CPUs, or a single line if threads are not pinned.
 
     Args:
         placement: the plan.
-        table: of the models, whose executors are counted.
+        table: of the models, whose executors are counted, as far as they have threads of their own.
+        executor_threads: that the others share.
     """
     if not placement.pinned:
-        counts = {"worker": placement.processing_cores} | _thread_counts(table)
+        counts = {"worker": placement.processing_cores} | _thread_counts(table, executor_threads)
         shown = [f"{count} {role}{'' if count == 1 else 's'}" for role, count in counts.items() if count]
         return f"{', '.join(shown)}; threads are not pinned to cores"
-    return "\n".join(_aligned([("ROLE", "THREADS", "CORES (NUMA NODE)"), *_roles(placement, table)]))
+    return "\n".join(_aligned([("ROLE", "THREADS", "CORES (NUMA NODE)"), *_roles(placement, table, executor_threads)]))
 
 
-def placement_records(placement: Placement, table: ModelTable) -> list[dict[str, object]]:
+def placement_records(placement: Placement, table: ModelTable, executor_threads: int = 0) -> list[dict[str, object]]:
     """The same as records: one per role, or a single one if threads are not pinned."""
     if not placement.pinned:
-        counts = {"worker": placement.processing_cores} | _thread_counts(table)
+        counts = {"worker": placement.processing_cores} | _thread_counts(table, executor_threads)
         named = {f"{role.replace('-', '_').replace(' ', '_')}s": count for role, count in counts.items()}
         return [{"event": "threads are not pinned to cores", **named}]
     return [
         {"event": "threads are pinned to cores", "role": role, "threads": int(threads), "cores": cores}
-        for role, threads, cores in _roles(placement, table)
+        for role, threads, cores in _roles(placement, table, executor_threads)
     ]
 
 
-def _thread_counts(table: ModelTable) -> dict[str, int]:
+def _thread_counts(table: ModelTable, executor_threads: int) -> dict[str, int]:
     statistics = [version.servable.statistics() for version in table.served()]
+    own = sum(one.executors for one in statistics if not one.pooled)
     return {
-        "executor": sum(one.executors for one in statistics),
+        "executor": own + (executor_threads if any(one.pooled for one in statistics) else 0),
         "intra-op thread": sum(one.pool_threads for one in statistics),
     }
 
 
-def _roles(placement: Placement, table: ModelTable) -> list[tuple[str, str, str]]:
+def _roles(placement: Placement, table: ModelTable, executor_threads: int) -> list[tuple[str, str, str]]:
     """Role, number of threads, and CPUs, of each role that has CPUs of its own."""
-    counts = _thread_counts(table)
+    counts = _thread_counts(table, executor_threads)
     roles = [
         ("manager", 1, placement.manager),
         ("executor", counts["executor"], placement.executors),
