@@ -37,6 +37,7 @@ def wait_for_threads(process: ServerProcess, expected: Mapping[str, set[int]]) -
 def test_a_pinned_server_has_every_role_on_cores_of_its_own(repository: Path, tmp_path: Path) -> None:
     cores = ALLOWED[:3]
     flags = ["--load-models", "mlp", f"--cpu-pinning={format_cpu_list(cores)}", "--processing-cores", "1"]
+    flags += ["--executor-threads", "1"]
     with running(repository, tmp_path, flags) as process:
         pid = process.process.pid
         found = dict(cpus_of_threads(pid))
@@ -65,11 +66,11 @@ def test_pinning_with_fewer_cores_than_roles_ends_the_start(repository: Path) ->
 
 
 def test_without_pinning_named_threads_may_run_everywhere(repository: Path, tmp_path: Path) -> None:
-    flags = ["--load-models", "mlp", "--processing-cores", "2"]
+    flags = ["--load-models", "mlp", "--processing-cores", "2", "--executor-threads", "3"]
     with running(repository, tmp_path, flags) as process:
         everywhere = set(ALLOWED)
         wait_for_threads(process, {"worker-0": everywhere, "worker-1": everywhere, "executor-0": everywhere})
-        assert "2 workers, 1 executor; threads are not pinned to cores" in process.log
+        assert "2 workers, 3 executors; threads are not pinned to cores" in process.log
         doubted = "2 workers on an interpreter with the GIL" in process.log
         assert doubted == (not is_free_threaded(PYTHON))
         assert process.stop() == 0

@@ -523,12 +523,14 @@ def test_the_plan_is_made_from_the_options(repository: Path) -> None:
 
 def test_threads_are_shown_beside_the_models(repository: Path, capfd: pytest.CaptureFixture[str]) -> None:
     async def main() -> None:
-        async with started(options_of(repository, processing_cores=2, ort_intra_threads=2)) as running:
+        async with started(
+            options_of(repository, processing_cores=2, ort_intra_threads=2, executor_threads=3)
+        ) as running:
             running.server.stop()
 
     run(main)
     last = capfd.readouterr().out.splitlines()[-1]
-    assert last == "2 workers, 1 executor, 1 intra-op thread; threads are not pinned to cores"
+    assert last == "2 workers, 3 executors, 1 intra-op thread; threads are not pinned to cores"
 
 
 def test_more_workers_than_cpus_are_served_with_a_warning(repository: Path, caplog: pytest.LogCaptureFixture) -> None:

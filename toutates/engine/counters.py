@@ -11,6 +11,7 @@ those up to ``1 << k``. The last bucket is far above any value.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Final
 
 from toutates.engine.result import Timing
@@ -168,6 +169,9 @@ class WorkerCounters:
             self.queue_ns += count * (timing.taken_ns - arrival_ns)
 
 
+_all_of = attrgetter(*[counter.name for counter in fields(WorkerCounters)])
+
+
 @dataclass(slots=True)
 class BatchCounters:
     """Batches of one size.
@@ -258,6 +262,8 @@ class VersionCounters:
         total = WorkerCounters()
         if not self.workers:
             return total
+        if len(self.workers) == 1:  # a tenth of the time that adding up takes
+            return WorkerCounters(*[one.copy() if isinstance(one, list) else one for one in _all_of(self.workers[0])])
         for counter in fields(WorkerCounters):
             values = [getattr(worker, counter.name) for worker in self.workers]
             if counter.name == "last_ms":

@@ -50,12 +50,17 @@ class ServerReadiness:
         self._report = report
         #: the reason that the log has
         self._logged = ""
+        self._serves = False
 
     def reason(self) -> str:
         """Why the server is not ready, a sentence without a full stop; "" if it is, as ServerReady says."""
         if self._shutdown.leaving.is_set():
             return "the server is shutting down"
-        return str(self._waiting) or self.models_reason() or self._others()
+        # Workers exist a moment before they listen; it is long where there are very many models.
+        return str(self._waiting) or self.models_reason() or self._others() or self._starting()
+
+    def _starting(self) -> str:
+        return "" if self._serves else "the server is starting"
 
     def models_reason(self) -> str:
         """Why the models and their repositories keep the server from being ready; "" if they do not."""
@@ -65,6 +70,7 @@ class ServerReadiness:
 
     def begin(self) -> str:
         """The workers serve from now on; returns the models' reason for the log."""
+        self._serves = True
         self._logged = self.models_reason()
         return self._logged
 

@@ -74,6 +74,7 @@ from toutates.server.thread_plan import plan_threads
 from toutates.server.tracing import Tracing
 from toutates.server.workers import Workers
 from toutates.system.cuda import gpus_seen, load_cuda
+from toutates.system.garbage import rare_full_collections
 from toutates.system.interpreter import describe_interpreter, gil_enabled, gil_problem
 from toutates.system.logs.setup import Logs, start_logs
 from toutates.system.placement import running_on, worker_warnings
@@ -396,10 +397,11 @@ class Server:
 
     async def _load_on_demand(self, demand: OnDemand) -> None:
         """Load what requests need, until the shutdown begins: what waits then is refused."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(demand.run)
-            await self.shutdown.begun.wait()
-            nursery.cancel_scope.cancel()
+        with rare_full_collections():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(demand.run)
+                await self.shutdown.begun.wait()
+                nursery.cancel_scope.cancel()
 
     async def _change_models(
         self, control: ModelControl, task_status: trio.TaskStatus[tuple[ControlQueue, ControlQueue]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import trio
@@ -28,7 +28,16 @@ from toutates.observe.http.cpu_budget import CpuBudget
 from toutates.observe.http.reuse import REUSE, ReusedText
 from toutates.observe.status.history import NOTHING, Series
 from toutates.observe.status.page import load_page
-from toutates.observe.status.sampling import ERROR_KINDS, MANY, WINDOW, Sampler, percentile_ms
+from toutates.observe.status.sampling import (
+    ERROR_KINDS,
+    MANY,
+    MODEL_HISTORY,
+    QUIET_STEP,
+    WINDOW,
+    Sampler,
+    percentile_ms,
+)
+from toutates.observe.view import ServerView
 
 
 class Clock:
@@ -148,14 +157,17 @@ def test_percentiles_lie_in_their_bucket() -> None:
 class Version:
     """As much of a served version as a sampler reads."""
 
-    def __init__(self) -> None:
+    def __init__(self, in_flight: int = 2) -> None:
         self.counters = VersionCounters([WorkerCounters(), WorkerCounters()], [ExecutorCounters()])
         self.servable = self
+        self.in_flight = in_flight
+        self.read = 0
 
     def statistics(self) -> VersionStatistics:
+        self.read += 1
         counters = self.counters
         occupancy = Occupancy(
-            in_flight=2,
+            in_flight=self.in_flight,
             running=1,
             capacity=16,
             waiting=3,
@@ -171,13 +183,27 @@ class Version:
         return VersionStatistics(counters.requests(), counters.batches(), [], [], occupancy, 8, len(counters.executors))
 
 
+class Table:
+    """As much of a table of models as a sampler reads."""
+
+    def __init__(self, versions: Sequence[Version]) -> None:
+        self._versions = list(versions)
+
+    def served(self) -> list[Version]:
+        return self._versions
+
+
+def show(view: ServerView, versions: Sequence[Version]) -> None:
+    """Have these versions served from now on."""
+    table = Table(versions)
+    object.__setattr__(view, "get_table", lambda: table)
+
+
 def test_a_sampler_turns_counters_into_rates_and_forgets_old_ones() -> None:
     clock = Clock()
     version = Version()
-    served = [version]
     view = view_of()
-    table = type("Table", (), {"served": lambda self: list(served)})()
-    object.__setattr__(view, "get_table", lambda: table)
+    show(view, [version])
     sampler = Sampler(view, clock)
     first, second = version.counters.workers
     for tick in range(3):
@@ -206,7 +232,7 @@ def test_a_sampler_turns_counters_into_rates_and_forgets_old_ones() -> None:
         list(sampler.sample())
     assert (sum(sampler.durations), sum(sampler.batches)) == (0, 0)
     assert sampler.requests.last(1) == [0]
-    served.clear()
+    show(view, [])
     list(sampler.sample())
     assert not sampler.versions
     assert sum(sampler.errors) == 18  # what has happened stays
@@ -215,17 +241,59 @@ def test_a_sampler_turns_counters_into_rates_and_forgets_old_ones() -> None:
 def test_of_very_many_versions_a_sampler_reads_those_that_were_asked_for() -> None:
     versions = [Version() for _ in range(MANY + 1)]
     view = view_of()
-    table = type("Table", (), {"served": lambda self: versions})()
-    object.__setattr__(view, "get_table", lambda: table)
+    show(view, versions)
     sampler = Sampler(view, Clock())
     list(sampler.sample())
     assert not sampler.versions
     versions[7].counters.workers[1].refused += 1
     list(sampler.sample())
     assert list(sampler.versions) == [versions[7]]  # type: ignore[comparison-overlap]
-    del versions[MANY:]
+    show(view, versions[:MANY])
     list(sampler.sample())
     assert len(sampler.versions) == MANY
+
+
+def test_of_very_many_versions_those_that_rest_are_not_read_until_something_comes() -> None:
+    clock = Clock()
+    versions = [Version(in_flight=0) for _ in range(MANY + 1)]
+    view = view_of()
+    show(view, versions)
+    sampler = Sampler(view, clock)
+    busy, quiet, stuck = versions[3], versions[4], versions[5]
+
+    def take(samples: int) -> int:
+        """How often the quiet one was read."""
+        before = quiet.read
+        for _ in range(samples):
+            clock.now += 1.0
+            busy.counters.workers[0].success += 7
+            list(sampler.sample())
+        return quiet.read - before
+
+    for one in (quiet, stuck):
+        one.counters.workers[0].success += 40
+        one.counters.workers[0].durations[4] += 40
+    assert take(1) == 1
+    sample = sampler.versions[quiet]  # type: ignore[index]
+    assert (sample.requests_per_s, sample.success, sample.durations[4]) == (40.0, 40, 40)
+    stuck.in_flight = 1
+    assert take(QUIET_STEP - 1) == 0
+    assert (sample.requests_per_s, sample.success, sample.history.last(2)) == (0.0, 40, [0.0, 0.0])
+    assert take(1) == 1
+    assert sampler.versions[stuck].occupancy.in_flight == 1  # type: ignore[index]
+    sample = sampler.versions[quiet]  # type: ignore[index]
+    assert not any(sample.durations)  # it is longer ago than the window
+    assert sampler.requests.last(1) == [7.0]
+    before = stuck.read
+    take(MODEL_HISTORY)
+    assert stuck.read == before + MODEL_HISTORY
+    assert take(3 * QUIET_STEP) == 0
+    assert sampler.versions[quiet].success == 40  # type: ignore[index]
+    quiet.counters.workers[0].success += 5
+    assert take(1) == 1
+    sample = sampler.versions[quiet]  # type: ignore[index]
+    assert (sample.requests_per_s, sample.success, sample.history.last(2)) == (5.0, 45, [0.0, 5.0])
+    assert sum(one.read for one in versions if one not in (busy, quiet, stuck)) == 0
 
 
 # --- stacks and profiles ---------------------------------------------------------------------------------------------

@@ -11,13 +11,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from operator import add
 from typing import Final
 
 import trio
 
-from toutates.engine.counters import BUCKET_NS, BUCKETS, size_bucket
+from toutates.engine.counters import BUCKET_NS, BUCKETS, WorkerCounters, size_bucket
 from toutates.engine.statistics import Occupancy, VersionStatistics
-from toutates.models.table import ServedVersion
+from toutates.models.table import ModelTable, ServedVersion
 from toutates.observe.processes.resources import CpuSum, cpu_seconds, resident_bytes
 from toutates.observe.status.history import NOTHING, Series
 from toutates.observe.view import ServerView
@@ -113,12 +115,14 @@ class _Counts:
         self.busy_ns += other.busy_ns
 
 
-def _plus(left: Sequence[int], right: Sequence[int]) -> list[int]:
-    return [a + b for a, b in zip(left, right, strict=True)]
+def _plus(left: list[int], right: list[int]) -> list[int]:
+    return list(map(add, left, right))
 
 
-def _minus(left: Sequence[int], right: Sequence[int]) -> list[int]:
-    return [max(0, a - b) for a, b in zip(left, right, strict=True)]
+def _minus(left: list[int], right: list[int]) -> list[int]:
+    if left == right:
+        return [0] * len(left)
+    return [a - b if a > b else 0 for a, b in zip(left, right, strict=True)]
 
 
 def _read(statistics: VersionStatistics) -> _Counts:
@@ -182,12 +186,13 @@ class _Window:
         self.batches = [0] * BUCKETS
         self._parts: deque[_Counts | None] = deque([None] * WINDOW)
 
-    def add(self, part: _Counts) -> None:
-        """Add a difference in place of the oldest."""
+    def add(self, part: _Counts | None) -> None:
+        """Add a difference in place of the oldest; None for one without anything."""
         oldest = self._parts.popleft()
-        something = any(part.durations) or any(part.batches)
-        self._parts.append(part if something else None)
-        if something:
+        if part is not None and not (any(part.durations) or any(part.batches)):
+            part = None
+        self._parts.append(part)
+        if part is not None:
             self.durations = _plus(self.durations, part.durations)
             self.batches = _plus(self.batches, part.batches)
         if oldest is not None:
@@ -196,12 +201,24 @@ class _Window:
 
 
 class _Version:
-    """What is kept of one model version between samples."""
+    """What is kept of one model version between samples.
+
+    Attributes:
+        counts: that it had.
+        window: of the differences.
+        history: requests per second.
+        activity: how many requests had come to an end.
+        quiet: in so many samples no further one has.
+        sample: the last one.
+    """
 
     def __init__(self) -> None:
         self.counts = _Counts()
         self.window = _Window()
         self.history = Series(MODEL_HISTORY)
+        self.activity = -1
+        self.quiet = 0
+        self.sample: VersionSample | None = None
 
 
 @dataclass(slots=True)
@@ -222,10 +239,17 @@ class WorkerSample:
     open_calls: int
 
 
-#: Versions from which on those that nobody has asked for are not sampled: each takes 0.2 ms and some kilobytes.
+#: Versions from which on those that nobody has asked for are not sampled: each takes 50 us and some kilobytes.
 MANY: Final = 1_000
-#: Such versions that are passed over at a time.
+#: Of so many, a version to which nothing has come is read every so many samples: requests may wait in it.
+QUIET_STEP: Final = 10
+#: Of so many, versions that have rested for the whole of MODEL_HISTORY are not read. So many of them are looked at for
+#: each sample, in turn, whether something has come since.
+RESTING_AT_ONCE: Final = 1_000
+#: Versions that are passed over at a time.
 IDLE_AT_ONCE: Final = 1_000
+#: How many quiet versions take as long as one that is read.
+QUIET_PER_READ: Final = 20
 
 
 class Sampler:
@@ -242,7 +266,8 @@ class Sampler:
         long: the same with a value per LONG_STEP samples: their mean, for ``p99`` the largest.
         memory_bytes: resident memory of the process, or of all of them.
         cpu_load: CPUs that the process used, or all of them; NOTHING until it is known.
-        versions: the last sample of every version that is loaded; of more than MANY, of those that were asked for.
+        versions: the last sample of every version that is loaded; of more than MANY, of those that were asked for. What
+            has not changed is not read again.
         workers: the last sample of every worker.
         total: the difference of all versions in the last sample.
         interval_s: the time that the last sample covers, seconds.
@@ -270,7 +295,14 @@ class Sampler:
         self._view = view
         self._clock = clock
         self._sampled_s = clock()
+        self._table: ModelTable | None = None
+        self._has_many = False
+        #: versions that are sampled
         self._known: dict[ServedVersion, _Version] = {}
+        #: of very many, those that have rested for long, the one that is looked at next first
+        self._resting: dict[ServedVersion, _Version] = {}
+        #: of very many, those that nobody has asked for, with the counters that come with the first request
+        self._unasked: list[tuple[ServedVersion, list[WorkerCounters]]] = []
         self._cpu_s: dict[str, float | None] = {}
         self._infer_errors = [0] * len(ERROR_KINDS)
         #: time, and bytes received and sent by then; workers count them every two seconds only
@@ -294,33 +326,36 @@ class Sampler:
         interval_s = max(now_s - self._sampled_s, 1e-3)
         self._sampled_s = now_s
         total = _Counts()
-        samples: dict[ServedVersion, VersionSample] = {}
-        known: dict[ServedVersion, _Version] = {}
-        served = self._view.get_table().served()
-        has_many = len(served) > MANY
-        for number, version in enumerate(served):
-            if has_many and version not in self._known and not _was_asked(version):
-                if number % IDLE_AT_ONCE == IDLE_AT_ONCE - 1:
-                    yield
-                continue
-            known[version] = self._known.get(version) or _Version()
-            samples[version] = self._sample_version(version, known[version], interval_s, total)
-            if number % AT_ONCE == AT_ONCE - 1:
+        table = self._view.get_table()
+        if table is not self._table:
+            yield from self._divide(table)
+        yield from self._find_asked()
+        effort = waiting = 0
+        busy = 0.0
+        for version, known in list(self._known.items()):
+            effort += QUIET_PER_READ * self._sample_version(version, known, interval_s, total)
+            sample = self.versions[version]
+            waiting += sample.occupancy.waiting
+            busy += sample.busy
+            if self._has_many and known.quiet >= MODEL_HISTORY and not sample.occupancy.in_flight:
+                self._resting[version] = self._known.pop(version)
+            effort += 1
+            if effort >= QUIET_PER_READ * AT_ONCE:
+                effort = 0
                 yield
-        self._known = known  # without versions that are gone
         self._count_unserved(total)
         self._sample_workers(interval_s)
         for index, count in enumerate(total.errors):
             self.errors[index] += count
         self._window.add(total)
-        self.total, self.interval_s, self.versions = total, interval_s, samples
+        self.total, self.interval_s = total, interval_s
         self.durations, self.batches = self._window.durations, self._window.batches
         self.requests.add(total.success / interval_s)
         self.failures.add(sum(total.errors) / interval_s)
         self.p50.add(percentile_ms(total.durations, 0.5))
         self.p99.add(percentile_ms(total.durations, 0.99))
-        self.waiting.add(sum(sample.occupancy.waiting for sample in samples.values()))
-        self.busy.add(sum(sample.busy for sample in samples.values()))
+        self.waiting.add(waiting)
+        self.busy.add(busy)
         self.sequence += 1
         if not self.sequence % LONG_STEP:
             for name, series in self.long.items():
@@ -330,7 +365,56 @@ class Sampler:
         self._sample_process(interval_s)
         yield
 
-    def _sample_version(
+    def _divide(self, table: ModelTable) -> Iterator[None]:
+        """The table is another one: find out which versions are sampled."""
+        served = table.served()
+        self._table, self._has_many = table, len(served) > MANY
+        before, resting = self._known, self._resting
+        self._known, self._resting, self._unasked = {}, {}, []
+        for number, version in enumerate(served):
+            if version in before:
+                self._known[version] = before[version]
+            elif version in resting:
+                (self._resting if self._has_many else self._known)[version] = resting[version]
+            elif self._has_many and not _activity_of(version):
+                self._unasked.append((version, version.servable.counters.workers))
+            else:
+                self._known[version] = _Version()
+            if number % IDLE_AT_ONCE == IDLE_AT_ONCE - 1:
+                yield
+        for version in self.versions.keys() - self._known.keys() - self._resting.keys():
+            del self.versions[version]
+
+    def _find_asked(self) -> Iterator[None]:
+        """Find versions to which requests have come after none for long."""
+        asked = []
+        for start in range(0, len(self._unasked), IDLE_AT_ONCE):
+            some = self._unasked[start : start + IDLE_AT_ONCE]
+            asked += [version for version, workers in some if workers and _activity_of(version)]
+            yield
+        if asked:
+            self._known |= {version: _Version() for version in asked}
+            self._unasked = [one for one in self._unasked if one[0] not in self._known]
+        for version, known in list(islice(self._resting.items(), RESTING_AT_ONCE)):
+            del self._resting[version]
+            has_news = _activity_of(version) != known.activity
+            (self._known if has_news else self._resting)[version] = known
+
+    def _sample_version(self, version: ServedVersion, known: _Version, interval_s: float, total: _Counts) -> bool:
+        """Sample a version, and add it to ``total``; returns whether it was read."""
+        activity, sample = _activity_of(version), known.sample
+        known.quiet = 0 if activity != known.activity else known.quiet + 1
+        if self._has_many and sample is not None and known.quiet % QUIET_STEP and not sample.occupancy.in_flight:
+            known.window.add(None)
+            known.history.add(0.0)
+            sample.requests_per_s = sample.rows_per_s = sample.failed_per_s = sample.busy = 0.0
+            sample.durations, sample.batches = known.window.durations, known.window.batches
+            return False
+        known.activity = activity
+        known.sample = self.versions[version] = self._read_version(version, known, interval_s, total)
+        return True
+
+    def _read_version(
         self, version: ServedVersion, known: _Version, interval_s: float, total: _Counts
     ) -> VersionSample:
         statistics = version.servable.statistics()
@@ -398,12 +482,10 @@ class Sampler:
         self.sent_per_s = max(0, sent - sent_before) / seconds
 
 
-def _was_asked(version: ServedVersion) -> bool:
-    """Whether there was a request for a version."""
-    return any(
-        one.success or one.fail or one.cancel or one.overloaded or one.refused or one.late
-        for one in version.servable.counters.workers
-    )
+def _activity_of(version: ServedVersion) -> int:
+    """How many requests for a version have come to an end."""
+    workers = version.servable.counters.workers
+    return sum([one.success + one.fail + one.cancel + one.overloaded + one.refused + one.late for one in workers])
 
 
 def _mean(values: Sequence[float]) -> float:
