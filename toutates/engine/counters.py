@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final
 
 from toutates.engine.result import Timing
 
@@ -263,7 +263,8 @@ class VersionCounters:
         if not self.workers:
             return total
         if len(self.workers) == 1:  # a tenth of the time that adding up takes
-            return WorkerCounters(*[one.copy() if isinstance(one, list) else one for one in _all_of(self.workers[0])])
+            values: tuple[Any, ...] = _all_of(self.workers[0])
+            return WorkerCounters(*[one.copy() if isinstance(one, list) else one for one in values])
         for counter in fields(WorkerCounters):
             values = [getattr(worker, counter.name) for worker in self.workers]
             if counter.name == "last_ms":
