@@ -263,8 +263,8 @@ class VersionCounters:
         if not self.workers:
             return total
         if len(self.workers) == 1:  # a tenth of the time that adding up takes
-            values: tuple[Any, ...] = _all_of(self.workers[0])
-            return WorkerCounters(*[one.copy() if isinstance(one, list) else one for one in values])
+            own: list[Any] = [one.copy() if isinstance(one, list) else one for one in _all_of(self.workers[0])]
+            return WorkerCounters(*own)
         for counter in fields(WorkerCounters):
             values = [getattr(worker, counter.name) for worker in self.workers]
             if counter.name == "last_ms":
