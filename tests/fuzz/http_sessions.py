@@ -1,8 +1,8 @@
 """One HTTP/1.1 connection's bytes.
 
 Invariant: whatever comes, nothing is raised; the same requests come out and the same answers go out however the bytes
-are cut, and whether or not large bodies are received into memory of their own; in the end nothing is kept; and the
-bodies are those that llhttp finds in the same bytes, up to where one of the two refuses to go on.
+are cut, and whether or not large bodies are received into memory of their own, and foreseen; in the end nothing is
+kept; and the bodies are those that llhttp finds in the same bytes, up to where one of the two refuses to go on.
 
 A case is the bytes, behind one byte that seeds where they are cut.
 """
@@ -12,11 +12,12 @@ from __future__ import annotations
 import gzip
 import random
 import zlib
+from collections.abc import Callable
 
 from httptools import HttpParserError, HttpParserInvalidMethodError, HttpParserUpgrade, HttpRequestParser
 
 from tests.fuzz.sessions import mutate
-from tests.http1.support import conversation, in_memory
+from tests.http1.support import Driven, conversation, in_memory
 from toutates.h2grpc.message_memory import MemoryPool
 from toutates.http1 import Connection, Limits
 
@@ -106,9 +107,16 @@ def check(case: bytes) -> None:
     rng = random.Random(case[:1])
     data = case[1:]
     whole = conversation([data], Connection(LIMITS), end=True)
-    for longest, direct in ((1, True), (7, False), (200, True)):
+    ways: tuple[tuple[int, bool, Callable[[MemoryPool], Connection | Driven]], ...] = (
+        (1, True, lambda pool: in_memory(pool, LIMITS)),
+        (7, False, lambda pool: Connection(LIMITS)),
+        (200, True, lambda pool: in_memory(pool, LIMITS)),
+        (300, True, lambda pool: Driven(pool, LIMITS)),
+        (3_000, True, lambda pool: Driven(pool, LIMITS)),
+    )
+    for longest, direct, make in ways:
         pool = MemoryPool()
-        connection = in_memory(pool, LIMITS) if direct else Connection(LIMITS)
+        connection = make(pool)
         assert conversation(_cut(data, longest, rng), connection, end=True, direct=direct) == whole, (
             "cut otherwise, it is read otherwise"
         )

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.http1.support import answer, conversation, cuts, hand_in, in_memory, request
-from toutates.h2grpc.message_memory import GROWTH, MOST_LENT, MemoryPool, MessageMemory
+from tests.http1.support import Driven, answer, body_of, conversation, cuts, hand_in, in_memory, request
+from toutates.h2grpc.message_memory import ALIGNMENT, GROWTH, MOST_LENT, MemoryPool, MessageMemory
 from toutates.http1 import Connection, Limits, Receiving
 
 LIMITS = Limits(large_body_size=40)
@@ -36,6 +36,94 @@ def test_requests_are_the_same_however_their_bytes_are_cut(direct: bool) -> None
         assert (connection.held_bytes, pool.lent) == (0, 0)
 
 
+def foreseeing(pool: MemoryPool, whole: bytes) -> Driven:
+    """A connection that has had some requests like this one, and foresees the next."""
+    connection = Driven(pool, LIMITS)
+    for _ in range(3):
+        found, _ = conversation([whole[:-30], whole[-30:]], connection, direct=True)
+        assert len(found) == 1
+    assert connection.driver.head_bytes == len(whole) - len(BODY)
+    assert connection.driver.next_bytes == len(whole)
+    return connection
+
+
+NEXT = (
+    request("POST", "/a", BODY[::-1])
+    + request("POST", "/a", BODY)
+    + request("POST", "/b", BODY)
+    + request("POST", "/a", BODY)
+    + request("GET", "/c")
+    + request("POST", "/a", BODY, connection="close")
+    + request("POST", "/a", BODY)
+)
+
+
+def test_behind_requests_that_were_alike_others_are_the_same_however_their_bytes_are_cut() -> None:
+    expected = conversation([NEXT])
+    assert [target for _, target, _ in expected[0]] == ["/a", "/a", "/b", "/a", "/c", "/a"]
+    pool = MemoryPool()
+    for pieces in cuts(NEXT):
+        connection = foreseeing(pool, request("POST", "/a", BODY))
+        assert conversation(pieces, connection, direct=True) == expected
+        assert (connection.held_bytes, pool.lent) == (0, 0)
+
+
+def test_a_request_like_those_before_it_comes_as_a_whole_into_the_same_memory() -> None:
+    pool = MemoryPool()
+    whole = request("POST", "/a", BODY)
+    connection = foreseeing(pool, whole)
+    memory = connection.memory
+    for number in range(3):
+        body = bytes([number]) * len(BODY)
+        [one] = hand_in(connection, request("POST", "/a", body), direct=True)
+        assert body_of(one) == body
+        assert connection.memory is memory
+        assert connection.foreseen == number + 1
+        answer(one)
+        connection.take_output()
+
+
+def test_only_requests_with_the_same_head_are_foreseen() -> None:
+    connection = Driven(MemoryPool(), LIMITS)
+    for number in range(6):
+        whole = request("POST", f"/{number}", BODY)
+        conversation([whole[:-30], whole[-30:]], connection, direct=True)
+        assert not connection.driver.head_bytes
+
+
+def test_what_comes_in_place_of_a_foreseen_request_is_not_foreseen_again_soon() -> None:
+    whole = request("POST", "/a", BODY)
+    connection = foreseeing(MemoryPool(), whole)
+    assert connection.driver.foreseen_bytes(whole[: len(whole) - len(BODY)]) == len(whole)
+    other = request("POST", "/b", BODY)
+    assert not connection.driver.foreseen_bytes(other[: len(other) - len(BODY)])
+    [[(_, target, body)], _] = conversation([other], connection, direct=True)
+    assert (target, body) == ("/b", BODY)
+    for _ in range(4):
+        conversation([whole[:-30], whole[-30:]], connection, direct=True)
+        assert not connection.driver.head_bytes
+
+
+def test_nothing_is_foreseen_while_answers_are_due_for_as_many_requests_as_may_wait() -> None:
+    whole = request("POST", "/a", BODY)
+    connection = foreseeing(MemoryPool(), whole)
+    found = [one for _ in range(LIMITS.max_pipelined) for one in hand_in(connection, whole, direct=True)]
+    assert len(found) == LIMITS.max_pipelined
+    assert not connection.driver.head_bytes
+    assert connection.views() == []
+
+
+@pytest.mark.parametrize("ending", ["connection_lost", "receive_end"])
+def test_memory_of_a_foreseen_body_that_is_never_whole_is_given_back(ending: str) -> None:
+    pool = MemoryPool()
+    whole = request("POST", "/a", BODY)
+    connection = foreseeing(pool, whole)
+    assert hand_in(connection, whole[:-1], direct=True) == []
+    assert (pool.lent, connection.driver.awaited_bytes) == (1, 1)
+    getattr(connection.driver if ending == "connection_lost" else connection, ending)()
+    assert (pool.lent, connection.views(), connection.driver.head_bytes) == (0, [], 0)
+
+
 def begun(pool: MemoryPool, octets: bytes, limits: Limits | None = None) -> Connection:
     connection = in_memory(pool, limits or Limits())
     assert connection.receive(octets) == []
@@ -52,9 +140,10 @@ def test_a_large_body_is_memory_that_can_be_read_like_bytes() -> None:
     assert isinstance(body, MessageMemory)
     assert len(body) == len(CONTENT)
     assert body.capacity == 2_000_000
-    assert body[: len(body)] == CONTENT
+    assert body_of(one) == CONTENT
     assert body.startswith(CONTENT[:100])
-    assert body[5:10] == CONTENT[5:10]
+    assert not body.startswith(CONTENT[1:100])
+    assert (body.start + one.head.aligned_at) % ALIGNMENT == 0
 
 
 def test_memory_grows_with_what_has_come() -> None:

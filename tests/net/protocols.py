@@ -16,7 +16,7 @@ from toutates.net.http1.connection import HttpCall
 from toutates.net.http1.service import HttpService
 from toutates.system.errors import InvalidRequest, RequestError
 
-__all__ = ["ByFirstBytes", "EchoHandler", "LineService"]
+__all__ = ["ByFirstBytes", "EchoHandler", "LineService", "view_of"]
 
 MAX_LINE = 1_000
 #: Bytes of an answer to a line that begins with "large".
@@ -143,6 +143,12 @@ class LineService(Service):
 # --- HTTP/1.1 --------------------------------------------------------------------------------------------------------
 
 
+def view_of(body: Any) -> memoryview:
+    """A body, which may be a part of its memory."""
+    start = getattr(body, "start", 0)
+    return memoryview(body)[start : start + len(body)]
+
+
 class EchoHandler:
     """Answers each request with its body, or with its path where it has none; ``/hold`` is answered by the test."""
 
@@ -169,7 +175,7 @@ class EchoHandler:
         elif path == "/memory":
             raise MemoryError
         else:
-            call.reply(200, b"", bytes(call.body[: len(call.body)]) or path.encode())
+            call.reply(200, b"", bytes(view_of(call.body)) or path.encode())
 
     def fail(self, call: HttpCall, error: RequestError) -> None:
         call.reply(500, b"", str(error).encode())

@@ -12,7 +12,7 @@ import pytest
 from tests.certificates import client_context
 from tests.h2grpc.support import unary
 from tests.http1.support import request
-from tests.net.protocols import EchoHandler
+from tests.net.protocols import EchoHandler, view_of
 from tests.net.running import HOUR_NS, WIDE, RawClient, Running, running
 from tests.net.test_http1 import serving
 from tests.net.test_services import TextClient, answer
@@ -67,7 +67,7 @@ class Keeper(EchoHandler):
 
     def handle(self, call: HttpCall) -> None:
         self.kinds.append(call.body.__class__)
-        self.views.append(memoryview(call.body)[: len(call.body)])
+        self.views.append(view_of(call.body))
         call.reply(200, b"", b"kept")
 
 

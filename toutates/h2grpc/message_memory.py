@@ -38,6 +38,7 @@ class MessageMemory(mmap.mmap):
     """The memory of one large message. It can be read like ``bytes``: by index, by slices, by ``startswith``.
 
     The memory may be larger (``capacity``), and so are views of all of it: around the message is what was there before.
+    Where the message does not begin with the memory, indices count from the beginning of the memory (``start``).
 
     Args:
         size: of the memory, bytes.
@@ -76,8 +77,10 @@ class MessageMemory(mmap.mmap):
     def __len__(self) -> int:
         return self.length
 
-    def startswith(self, prefix: bytes, start: int = 0) -> bool:
-        """Whether the bytes from ``start`` on begin with ``prefix``."""
+    def startswith(self, prefix: bytes, start: int | None = None) -> bool:
+        """Whether the bytes from ``start`` on, which are the message's by default, begin with ``prefix``."""
+        if start is None:
+            start = self.start
         return self[start : start + len(prefix)] == prefix
 
 
@@ -107,21 +110,25 @@ class LargeMessage:
         self.held_bytes = 0
 
     @classmethod
-    def begin(cls, pool: MemoryPool, size: int, least: int) -> LargeMessage | None:
+    def begin(cls, pool: MemoryPool, size: int, least: int, start: int = 0) -> LargeMessage | None:
         """Have memory for a message of which ``least`` bytes are there; None if too many messages have some.
+
+        Args:
+            pool: the memory's.
+            size: of the message, bytes.
+            least: bytes that are there.
+            start: where in the memory the message is to begin.
 
         Raises:
             MemoryError: the system has no more.
         """
-        memory = pool.take(min(size, GROWTH * least))
-        return None if memory is None else cls(pool, memory, size)
+        memory = pool.take(start + min(size, GROWTH * least))
+        return None if memory is None else cls(pool, memory, size, start)
 
     @classmethod
     def begin_aligned(cls, pool: MemoryPool, size: int, least: int) -> LargeMessage | None:
         """``begin`` for a message that is to end at a multiple of ALIGNMENT, so that a tensor at its end is aligned."""
-        start = -size % ALIGNMENT
-        memory = pool.take(start + min(size, GROWTH * least))
-        return None if memory is None else cls(pool, memory, size, start)
+        return cls.begin(pool, size, least, -size % ALIGNMENT)
 
     def room(self) -> memoryview:
         """Where the next bytes belong; not empty while some are missing. Nobody keeps it when they are there.

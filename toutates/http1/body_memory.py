@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from toutates.http1.head import Head
+
 __all__ = ["BodyMemory", "MakeMemory"]
 
 
@@ -31,7 +33,7 @@ class BodyMemory(Protocol):
         ...
 
     def take(self) -> Any:
-        """The whole body, which is read like ``bytes``. Its buffer may be longer than ``len`` says."""
+        """The whole body, which is a part of its buffer: ``len`` bytes from the attribute ``start`` on."""
         ...
 
     def drop(self) -> None:
@@ -42,6 +44,6 @@ class BodyMemory(Protocol):
 class MakeMemory(Protocol):
     """Makes the memory of a body; None where there is to be none."""
 
-    def __call__(self, size: int, least: int, /) -> BodyMemory | None:
-        """Memory of a body of ``size`` bytes, of which ``least`` are there."""
+    def __call__(self, head: Head, least: int, /) -> BodyMemory | None:
+        """Memory of the body of a request, of which ``least`` bytes are there."""
         ...

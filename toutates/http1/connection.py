@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Final
+from typing import Any, Final
 
 from toutates.http1.body_memory import BodyMemory, MakeMemory
 from toutates.http1.chunks import ChunkReader
@@ -190,6 +190,33 @@ class Connection:
         if not memory.missing:
             self._complete(head, self._whole(), found)
         return found
+
+    @property
+    def idle(self) -> bool:
+        """Whether the next byte is the first one of a head, and the request may be taken when it is whole."""
+        return self.receiving is Receiving.IDLE and len(self.answers.queue) < self._limits.max_pipelined
+
+    def take_whole(self, head: Head, body: Any) -> list[Request]:
+        """Take a whole request while ``idle`` is set; returns it.
+
+        Args:
+            head: its head, which is plain.
+            body: what ``BodyMemory.take`` would give.
+        """
+        found: list[Request] = []
+        self._complete(head, body, found)
+        return found
+
+    def begin_in(self, head: Head, memory: BodyMemory, came: int) -> None:
+        """Take the beginning of a request while ``idle`` is set; ``memory`` has the first bytes of its body.
+
+        Args:
+            head: its head, which is plain.
+            memory: of the body.
+            came: bytes of the body that are there, not all.
+        """
+        self.latest = None
+        self._head, self._memory, self._came = head, memory, came
 
     def receive_end(self) -> None:
         """The peer sends no more. It is still answered, with an error if the last request is not whole."""
@@ -392,14 +419,14 @@ class Connection:
             self._complete(head, piece, found)  # as it came
         else:
             if piece and not self._came and head.in_memory and self._inflater is None:
-                self._begin_memory(head.body_size, len(piece))
+                self._begin_memory(head, len(piece))
             self._put(piece)
         return bool(piece)
 
-    def _begin_memory(self, size: int, least: int) -> None:
+    def _begin_memory(self, head: Head, least: int) -> None:
         """Have memory for a body that has begun, if it is large and there is any."""
-        if self._make_memory is not None and size >= self._limits.large_body_size:
-            self._memory = self._make_memory(size, least)
+        if self._make_memory is not None and head.body_size >= self._limits.large_body_size:
+            self._memory = self._make_memory(head, least)
 
     def _read_chunk(self, head: Head, chunks: ChunkReader, found: list[Request]) -> bool:
         """Read a piece of a body in chunks, or of what is around them."""

@@ -54,10 +54,12 @@ class Head:
         whole_size: bytes of a plain request with this head; set by the connection.
         purpose: what ``admit`` has found out about the request, for whoever answers it; None until it sets it.
         in_memory: whether whoever answers it takes a large body in memory of its own (``body_memory``), and minds that
-            its buffer may be longer than the body; set by ``admit``.
+            it is only a part of its buffer; set by ``admit``.
+        aligned_at: the place in such a body that is to be aligned; set by ``admit``.
     """
 
     __slots__ = (
+        "aligned_at",
         "answer_coding",
         "body_size",
         "coding",
@@ -115,6 +117,7 @@ class Head:
         self.whole_size = 0
         self.purpose: Any = None
         self.in_memory = False
+        self.aligned_at = 0
 
 
 def _body_size(fields: dict[str, str], *, http_1_0: bool) -> int:

@@ -230,6 +230,8 @@ class RestHandler:
         )
         # JSON is read from bytes, which takes many times as long anyway.
         head.in_memory = field is not None and asks is Asks.INFER
+        # The first tensor, which a model may read where it lies.
+        head.aligned_at = head.purpose.json_size
         if head.coding:
             return min(limits.max_decompressed_size, limits.max_message_size)
         return limits.max_message_size

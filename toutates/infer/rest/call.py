@@ -14,12 +14,18 @@ from toutates.protocol.rest.request import Target
 from toutates.protocol.rest.response import InferResponse
 from toutates.system.errors import RequestError
 
-__all__ = ["Asked", "Asks", "BodyTensors", "RestCall", "request_id"]
+__all__ = ["Asked", "Asks", "BodyTensors", "RestCall", "request_id", "start_of"]
 
 
 def request_id(identifier: bytes) -> str:
     """A request's id, from its text in JSON without quotation marks; "" for none."""
     return msgspec.json.decode(b'"%b"' % identifier, type=str) if identifier else ""
+
+
+def start_of(body: object) -> int:
+    """Where a body begins in its buffer: at its beginning, but for a large one in memory of its own."""
+    start: int = getattr(body, "start", 0)
+    return start
 
 
 class Asks(Enum):
@@ -95,7 +101,7 @@ class RestCall(Protocol):
     """A request on its way to an answer; see ``toutates.infer.call.Call`` for the rest.
 
     Attributes:
-        body: in full. Nobody keeps it when the handler has returned.
+        body: in full. Nobody keeps it when the handler has returned. ``start_of`` says where in its buffer it begins.
         head: the same for all requests with the same one.
         connection: it came by; requests of one wait for each other where there is a queue.
     """

@@ -20,7 +20,7 @@ from toutates.infer.reading import MAX_ID_BYTES, id_too_long
 from toutates.infer.regions import Regions
 from toutates.infer.rest.answers import GenerateResponses, RestAnswers
 from toutates.infer.rest.body import body_message
-from toutates.infer.rest.call import Asked, Asks, BodyTensors, RestCall
+from toutates.infer.rest.call import Asked, Asks, BodyTensors, RestCall, start_of
 from toutates.infer.rest.plan import RestPlan
 from toutates.infer.service import InferService
 from toutates.infer.traffic.copies import Copies
@@ -30,7 +30,7 @@ from toutates.net import Worker
 from toutates.net.side_thread import SideThread, outcome_of
 from toutates.protocol.datatypes import join_strings
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
-from toutates.protocol.rest.cutting import Cut, cut
+from toutates.protocol.rest.cutting import Cut, cut, moved
 from toutates.protocol.rest.generate import read_generate_request
 from toutates.protocol.rest.lengths import RAW, json_length
 from toutates.protocol.rest.raw_request import RAW_OUTPUTS, read_raw_request
@@ -88,7 +88,8 @@ class RestInferService(InferService):
             layout, plan, writer = latest
             if layout.reader is None:
                 if asked.json_size == len(layout.head) and asked.key == layout.key:
-                    self._pack(call, plan, writer, b"", body, layout.spans)
+                    spans = layout.spans if body.__class__ is bytes else layout.spans_from(start_of(body))
+                    self._pack(call, plan, writer, b"", body, spans)
                     return
             elif len(body) <= LARGE_JSON_BYTES and (content := layout.read(body)) is not None:
                 self._pack(call, plan, writer, b"", content, layout.spans)
@@ -116,14 +117,20 @@ class RestInferService(InferService):
         if json_end == RAW:
             self._infer_raw(call, asked, body)
             return
-        # A body that came in pieces is a bytearray. Only its JSON is copied, because keys are bytes.
-        found = cut(body if body.__class__ is bytes else bytes(memoryview(body)[:json_end]), 0, json_end)
+        start = start_of(body)
+        if body.__class__ is bytes:
+            found = cut(body, 0, json_end)
+        else:
+            # It came in pieces, or is in memory of its own. Only its JSON is copied, because keys are bytes.
+            found = cut(bytes(memoryview(body)[start : start + json_end]), 0, json_end)
+            if found is not None and start:
+                found = moved(found, start)
         if found is not None:
             key = asked.key + found[0]
             plan: Any = self._plans.get(key) or self._cache.recall(key)
-            if plan is not None and self._infer_by_form(call, asked, plan, found, body, json_end):
+            if plan is not None and self._infer_by_form(call, asked, plan, found, body, start + json_end):
                 return
-        self._infer_by_reading(call, asked, body, json_end, found)
+        self._infer_by_reading(call, asked, body, start + json_end, found)
 
     # --- requests of a known kind ------------------------------------------------------------------------------------
 
@@ -133,7 +140,8 @@ class RestInferService(InferService):
         assert form is not None
         if found[2] - found[1] > MAX_ID_BYTES:
             return False
-        read = form.read(found, body, json_end, len(body))
+        start = start_of(body)
+        read = form.read(found, body, json_end, start + len(body))
         if read is None:
             return False
         identifier = bytes(form.identifier_of(found, body))
@@ -142,7 +150,7 @@ class RestInferService(InferService):
             self._gather_spans(call, plan, identifier, buffer, spans, found[4])
             return True
         if plan.in_order:
-            layout = form.layout(asked.key, found, body, json_end)
+            layout = form.layout(asked.key, found, body, json_end, start)
             if layout is not None and (layout.reader is None) is (asked.json_field is not None):
                 self._cache.remember_layout(layout.key if layout.reader else len(body), layout, plan, plan.packed)
         else:
@@ -170,7 +178,8 @@ class RestInferService(InferService):
         version: ServedVersion | None = None
         try:
             version = self._find(asked.target.model, asked.target.version)
-            request = read_request(body, 0, json_end, len(body), asked.target, found)
+            start = start_of(body)
+            request = read_request(body, start, json_end, start + len(body), asked.target, found)
         except RequestError as error:
             self._count_refusal(error, version)
             raise
@@ -192,7 +201,7 @@ class RestInferService(InferService):
         version: ServedVersion | None = None
         try:
             version = self._find(asked.target.model, asked.target.version)
-            message, content = read_raw_request(memoryview(body)[: len(body)], asked.target, version.signature)
+            message, content = read_raw_request(_whole(body), asked.target, version.signature)
         except RequestError as error:
             self._count_refusal(error, version)
             raise
@@ -353,7 +362,7 @@ class RestInferService(InferService):
 
     def _message_of(self, call: Any) -> bytes:
         """See ``InferService``: the memory of a large body is used again."""
-        return bytes(call.body)
+        return bytes(_whole(call.body))
 
     def _put_back(self, call: Any, message: bytes) -> None:
         """See ``InferService``."""
@@ -395,8 +404,15 @@ def _read_large(view: memoryview, json_end: int, asked: Asked) -> InferRequest:
     # A body in memory of its own is not used again as long as there is a view of it. It may be a bytearray as well: a
     # copy of 64 MiB would keep all threads from the interpreter for 50 ms.
     body: Any = view.obj
-    found = cut(body, 0, json_end, LARGE_JSON_BYTES)
-    return read_request(body, 0, json_end, len(body), asked.target, found, rest)
+    start = start_of(body)
+    json_end += start
+    found = cut(body, start, json_end, start + LARGE_JSON_BYTES)
+    return read_request(body, start, json_end, start + len(body), asked.target, found, rest)
+
+
+def _whole(body: bytes | bytearray) -> memoryview:
+    start = start_of(body)
+    return memoryview(body)[start : start + len(body)]
 
 
 def _ordered(plan: RestPlan, spans: Sequence[int]) -> list[int]:

@@ -8,11 +8,12 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final, cast
 
-from toutates.h2grpc.message_memory import LargeMessage, MemoryPool, MessageMemory
+from toutates.h2grpc.message_memory import MemoryPool, MessageMemory
 from toutates.h2grpc.stream import NEVER, Buffer
 from toutates.http1 import Connection as Http1
 from toutates.http1 import Head, Limits, Receiving, Refused, Request
 from toutates.net.connection import NO_DEADLINES, Connection, Deadlines
+from toutates.net.http1.large_bodies import Foresight, begin_body
 from toutates.net.worker import Worker
 
 __all__ = ["Ended", "HttpCall", "HttpConnection", "LargeRequest", "Leaving"]
@@ -112,8 +113,11 @@ class HttpConnection(Connection):
     ) -> None:
         self._worker = worker
         self._write_refusal = write_refusal
-        make_memory = None if pool is None else partial(LargeMessage.begin, pool)
+        make_memory = None if pool is None else partial(begin_body, pool)
         self._http = Http1(limits, admit, write_refusal=self._refusal, make_request=call_class, make_memory=make_memory)
+        self._pool = pool
+        #: of large requests, once one has come
+        self._foresight: Foresight | None = None
         self._answers = answers = self._http.answers
         answers.owner = self
         answers.dirty = worker.dirty
@@ -178,15 +182,50 @@ class HttpConnection(Connection):
         """Bytes that are still to come of the body that is received directly; 0 for none."""
         return self._http.awaited_bytes
 
+    @property
+    def head_bytes(self) -> int:
+        """How many of the next bytes tell whether the large request that is foreseen comes; 0 if none is foreseen."""
+        head = self._foreseen
+        return 0 if head is None else len(head.octets)
+
+    def foreseen_bytes(self, head: bytes) -> int:
+        """Bytes that come together where the first ``head_bytes`` are these; 0 where that is not known."""
+        foreseen = self._foreseen
+        return foreseen.whole_size if foreseen is not None and head == foreseen.octets else 0
+
+    @property
+    def next_bytes(self) -> int:
+        """Bytes of the next large request, where one is foreseen; 0 if none is."""
+        head = self._foreseen
+        return 0 if head is None else head.whole_size
+
+    @property
+    def _foreseen(self) -> Head | None:
+        if self._foresight is None or self._closed or self.full:
+            return None
+        return self._foresight.head
+
     def views(self) -> list[memoryview]:
         """Where to put the next bytes while ``direct`` is set; none if they are to be handed in."""
-        views = [] if self._closed else self._http.views()
+        views: list[memoryview] = []
+        if self._http.direct:
+            views = self._http.views()
+        elif self._foresight is not None and not (self._closed or self.full):
+            view = self._foresight.view()
+            views = [] if view is None else [view]
         self.direct = bool(views)
         return views
 
     def take_direct(self, count: int, now_ns: int) -> list[Any]:
-        """Take ``count`` bytes that are in ``views``; returns the call that they complete."""
-        return self._after(cast(list[Any], self._http.take_direct(count)))
+        """Take ``count`` bytes that are in ``views``; returns the calls that they complete."""
+        http = self._http
+        if http.direct:
+            return self._after(cast(list[Any], http.take_direct(count)))
+        assert self._foresight is not None
+        taken = self._foresight.take(count)
+        if isinstance(taken, bytes):
+            return self.receive_data(taken, now_ns)
+        return self._after(cast(list[Any], taken))
 
     def go_on(self, now_ns: int) -> list[Any]:
         """Read on in what has been received earlier."""
@@ -241,8 +280,8 @@ class HttpConnection(Connection):
         self._calls_begun += len(calls)
         self.behind = http.behind
         if self.direct:  # a body that was in memory of its own may be whole
-            calls = [LargeRequest(call) if isinstance(call.body, MessageMemory) else call for call in calls]
-        self.direct = http.direct
+            calls = [self._large(call) if isinstance(call.body, MessageMemory) else call for call in calls]
+        self.direct = http.direct or self._foreseen is not None
         receiving = http.receiving
         if receiving is Receiving.PAUSED or self.full:
             # What is read in vain would have to be kept, so nothing is.
@@ -253,6 +292,13 @@ class HttpConnection(Connection):
             self._leaving = True
             calls.append(_LEAVING)
         return calls
+
+    def _large(self, call: HttpCall) -> LargeRequest:
+        if self._foresight is None:
+            assert self._pool is not None
+            self._foresight = Foresight(self._http, self._pool)
+        self._foresight.note(call.head)
+        return LargeRequest(call)
 
     def take_output(self) -> Sequence[Buffer]:
         """The bytes to send now, in order; the connection forgets them."""

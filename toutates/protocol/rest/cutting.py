@@ -20,7 +20,7 @@ from typing import Final
 
 from toutates.protocol.sequence_parameters import MAX_TEXT, NAMES, Said
 
-__all__ = ["Cut", "cut", "cut_is_plain", "sequence_names"]
+__all__ = ["Cut", "cut", "cut_is_plain", "moved", "sequence_names"]
 
 #: (key, where the id's text begins and ends or 0 and 0, where each array begins and ends, flat, what is said of a
 #: sequence or None)
@@ -160,6 +160,14 @@ def _without(buffer: bytes, start: int, end: int, id_start: int, id_end: int, ar
         at = bounds[index + 1]
     parts.append(buffer[at:end])
     return b"".join(parts)
+
+
+def moved(found: Cut, by: int) -> Cut:
+    """``found``, of JSON that lies ``by`` bytes behind where it was cut."""
+    key, id_start, id_end, arrays, said = found
+    if id_end:
+        id_start, id_end = id_start + by, id_end + by
+    return key, id_start, id_end, [bound + by for bound in arrays], said
 
 
 def cut_is_plain(found: Cut) -> bool:

@@ -132,6 +132,10 @@ class Layout:
     spans: Sequence[int]
     reader: NumberReader | None
 
+    def spans_from(self, start: int) -> Sequence[int]:
+        """``spans``, of a body that begins at ``start`` of its buffer."""
+        return [start + bound for bound in self.spans] if start else self.spans
+
     def read(self, body: bytes) -> bytes | None:
         """What ``spans`` are of, of a body that begins with ``head``; None if it is not of the form."""
         if self.reader is None or not body.endswith(self.tail):
@@ -211,8 +215,10 @@ class Form:
             at += len(piece)
         return b"".join(contents), spans
 
-    def layout(self, key: bytes, found: Cut, buffer: bytes, json_end: int) -> Layout | None:
+    def layout(self, key: bytes, found: Cut, buffer: bytes, json_end: int, body_start: int = 0) -> Layout | None:
         """Where the inputs of requests of this form are, from one that ``read`` has read.
+
+        The arguments are those of ``read``, and where its body begins in the buffer.
 
         None where requests have ids, arrays beside binary data, more than one array, or one that is not of numbers, and
         where they belong to sequences.
@@ -220,10 +226,11 @@ class Form:
         if found[4] is not None:
             return None
         if self.without_id and self._spans is not None:
-            return Layout(key, bytes(buffer[:json_end]), b"", [json_end + offset for offset in self._spans], None)
+            head = bytes(buffer[body_start:json_end])
+            return Layout(key, head, b"", [len(head) + offset for offset in self._spans], None)
         if self.without_id and self._reader is not None:
             start, stop = found[3]
-            head, tail = bytes(buffer[:start]), bytes(buffer[stop:json_end])
+            head, tail = bytes(buffer[body_start:start]), bytes(buffer[stop:json_end])
             return Layout(key, head, tail, (0, self._reader.size), self._reader)
         return None
 
