@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help serve serve-images serve-texts serve-tabular serve-embeddings serve-vad models test lint pytest test-long fuzz mutants attacks soak dist test-dist test-backends test-freethreaded proto bench clean test-deploy docs test-quickstarts test-gpu
+.PHONY: help serve serve-images serve-texts serve-tabular serve-embeddings serve-vad models test lint pytest test-long fuzz mutants attacks soak dist test-dist test-backends test-freethreaded proto bench alike clean test-deploy docs test-quickstarts test-gpu
 .DELETE_ON_ERROR:
 
 help:  ## This list
@@ -186,6 +186,9 @@ $(VENV)/.bench: $(VENV)/.dev
 
 bench: $(VENV)/.bench  ## Cost per request beside other servers (needs h2load; ARGS=--quick for a short one)
 	$(BIN)/python -m bench $(if $(PYTHON314T),--python314t '$(PYTHON314T)') $(ARGS)
+
+alike: $(VENV)/.dev  ## How often two servers that are alike are called different, of 20 comparisons (ARGS='--comparisons 5')
+	$(BIN)/python -m bench.alike $(ARGS)
 
 # --- releasing --------------------------------------------------------------------------------------------------
 

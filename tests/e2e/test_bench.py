@@ -19,6 +19,7 @@ from typing import Any
 
 import onnx
 import pytest
+import tritonclient.grpc as triton
 
 from tests.certificates import SERVER_NAME, Files, issue
 from tests.e2e.models import build_repository
@@ -211,30 +212,55 @@ def test_a_server_is_compared_with_itself(everything: ServerProcess, capsys: pyt
     assert not any(one["different"] for one in found["differences"] if one["interval"][0] < 1 < one["interval"][1])
 
 
+@contextlib.contextmanager
+def stalling(pid: int, every_s: float) -> Iterator[None]:
+    """A process stops for 200 ms, so many seconds after it last went on, for as long as the block lasts."""
+    ended = threading.Event()
+
+    def stall() -> None:
+        while not ended.wait(every_s):
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(0.2)
+            os.kill(pid, signal.SIGCONT)
+
+    thread = threading.Thread(target=stall)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def p99_ms(capsys: pytest.CaptureFixture[str], *arguments: str) -> float:
+    main(["bench", *arguments, "--repeats=1", "--warmup=0", "-m", "dynamic", "--json"])
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return float(found["latency_us"]["p99"]) / 1e3
+
+
 def test_an_open_loop_shows_stalls_of_the_server(
     repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    with running(repository, tmp_path, ["--load-models", "dynamic"]) as server, stalling(server.process.pid, 0.8):
+        # Of the requests, a fifth came while the server was stopped, and waited for up to 200 ms.
+        assert p99_ms(capsys, server.address, "--rate=200", "--seconds=2.5") > 100
+
+
+@pytest.mark.long
+def test_stalls_once_a_second_show_at_four_fifths_of_the_knee_and_not_in_a_closed_loop(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with running(repository, tmp_path, ["--load-models", "dynamic"]) as server:
-        pid, ended = server.process.pid, threading.Event()
-
-        def stall() -> None:
-            while not ended.wait(0.8):
-                os.kill(pid, signal.SIGSTOP)
-                time.sleep(0.2)
-                os.kill(pid, signal.SIGCONT)
-
-        thread = threading.Thread(target=stall)
-        thread.start()
-        try:
-            arguments = ["--rate=200", "--seconds=2.5", "--repeats=1", "--warmup=0", "-m", "dynamic", "--json"]
-            main(["bench", server.address, *arguments])
-        finally:
-            ended.set()
-            thread.join()
-        found = json.loads(capsys.readouterr().out)
-    # Of the requests, a fifth came while the server was stopped, and waited for up to 200 ms. A closed loop would have
-    # sent one of them.
-    assert found["latency_us"]["p99"] > 100_000
+        search = ["--slo=p99=80ms", "--seconds=0.3", "--repeats=1", "--warmup=0.1", "--json"]
+        main(["bench", server.address, "-m", "dynamic", *search])
+        knee = json.loads(capsys.readouterr().out)["knee"]["requests_per_second"]
+        assert knee > 0
+        with stalling(server.process.pid, 0.8):
+            shown = p99_ms(capsys, server.address, f"--rate={0.8 * knee:.0f}", "--seconds=4")
+            # A closed loop sends one request for each stall, among all the others.
+            hidden = p99_ms(capsys, server.address, "--concurrency=1", "--seconds=4")
+    assert shown > 100
+    assert hidden < 100
 
 
 @contextlib.contextmanager
@@ -269,16 +295,21 @@ def drain(terminal: int) -> None:
 LONG = ["-m", "dynamic", "--seconds=100", "--repeats=2", "--warmup=0"]
 
 
-def test_an_interrupt_prints_what_there_is(everything: ServerProcess) -> None:
-    with started(everything.address, *LONG) as (process, terminal):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_prints_what_there_is_and_leaves_nothing(everything: ServerProcess, number: int) -> None:
+    with started(everything.address, *LONG, "--shared-memory=system") as (process, terminal):
         wait_under_load(terminal)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         threading.Thread(target=drain, args=[terminal], daemon=True).start()
         out, _ = process.communicate(timeout=PATIENCE_S)
     assert "STOPPED before its time" in out
     assert "p99.99" in out
     assert "UNANSWERED" not in out
     assert process.returncode == 1
+    assert not list(Path("/dev/shm").glob(f"toutates-bench-{process.pid}-*"))
+    with triton.InferenceServerClient(everything.address) as client:
+        left = client.get_system_shared_memory_status().regions
+    assert not [name for name in left if name.startswith(f"toutates-bench-{process.pid}-")]
 
 
 @pytest.mark.long

@@ -58,8 +58,19 @@ def test_a_target_that_no_rate_holds_says_by_how_much() -> None:
 
 
 def test_a_client_that_is_the_bottleneck_is_no_knee_of_the_server() -> None:
-    found = find_knee(lambda rate: measured(rate, 1, cpu=0.99 if rate > 600 else 0.5), [read_target("p99=10ms")], 1_000)
-    assert found.rate <= 600
+    def measure(rate: float) -> Measured:
+        return measured(rate, 50, cpu=0.99) if rate > 600 else measured(rate, 1)
+
+    found = find_knee(measure, [read_target("p99=10ms")], 1_000)
+    assert 570 < found.rate <= 600
+    assert "was the bottleneck" in found.doubt
+
+
+def test_targets_that_hold_in_spite_of_a_busy_client_hold() -> None:
+    found = find_knee(
+        lambda rate: measured(rate, 1 + 9 * (rate / 800) ** 8, cpu=0.99), [read_target("p99=10ms")], 1_000
+    )
+    assert found.rate == pytest.approx(800, rel=0.05)
     assert "was the bottleneck" in found.doubt
 
 

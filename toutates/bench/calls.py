@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
@@ -76,7 +77,8 @@ def fetch(
     side = HttpConnection()
     _, status, answer = _exchange(endpoint, side, HttpRequest(method, path, endpoint.authority, body, fields))
     if status:
-        raise Refused(f"{status_name(status)}: {one_line(_error_text(bytes(answer)), _MOST_SHOWN)}")
+        text = one_line(_error_text(bytes(answer)), _MOST_SHOWN)
+        raise Refused(f"{status_name(status)}: {text}" if text else f"{status_name(status)} for {path}")
     return bytes(answer)
 
 
@@ -110,9 +112,11 @@ def _exchange(endpoint: Endpoint, side: ClientSide, request: Any) -> Answer:
     (link,) = connect(endpoint, lambda: side, context)
     with contextlib.closing(link.sock):
         try:
-            link.sock.settimeout(_PATIENCE_S)
             side.begin(request, 0)
+            deadline = time.monotonic() + _PATIENCE_S
             while True:
+                # Of the whole call, which a server may draw out byte by byte.
+                link.sock.settimeout(max(0.001, deadline - time.monotonic()))
                 link.send()
                 data = link.sock.recv(CHUNK)
                 answers = side.receive(link.decrypt(data)) if data else side.receive_end()

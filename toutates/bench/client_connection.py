@@ -304,9 +304,10 @@ class ClientConnection:
         status = int(given) if given.isdecimal() and len(given) < 4 else None
         if len(self._statuses) < 1_024:
             self._statuses[block] = status
-        text = unquote(fields.get("grpc-message", "")) or (
-            f"HTTP status {fields[':status']}" if ":status" in fields else ""
-        )
+        text = unquote(fields.get("grpc-message", ""))
+        if status is None:
+            http = f" (HTTP status {fields[':status']})" if ":status" in fields else ""
+            text = f"an answer without a grpc-status{http}{': ' if text else ''}{text}"
         self.texts.setdefault(_UNKNOWN if status is None else status, text)
         return status
 

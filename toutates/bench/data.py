@@ -77,6 +77,8 @@ def make_contents(facts: ModelFacts, settings: DataSettings, rng: np.random.Gene
     Raises:
         Refused: a shape, a datatype or the file does not fit the model.
     """
+    if not facts.inputs:
+        raise Refused(f"the server does not say which inputs model '{facts.name}' has, so that no request can be made")
     names = ", ".join(repr(one.name) for one in facts.inputs)
     if unknown := settings.shapes.keys() - {one.name for one in facts.inputs}:
         raise Refused(f"model '{facts.name}' has no input {sorted(unknown)[0]!r}; it has {names}")

@@ -156,6 +156,8 @@ def connect(
     except (OSError, ConnectionFailed, UnicodeError) as error:
         for link in links:
             link.sock.close()
+        if isinstance(error, TimeoutError):
+            raise Unreachable(f"{endpoint.authority}: no answer within {CONNECT_SECONDS:g} s") from error
         text = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise Unreachable(f"{endpoint.authority}: {text}") from error
     return links

@@ -152,7 +152,7 @@ class Watcher:
 def run_load(load: Load, watcher: Watcher | None = None) -> LoadResult:
     """Make a load in processes of its own, and wait for its end.
 
-    An interrupt (Ctrl-C) ends the load early, and its result says so.
+    An interrupt (Ctrl-C) or SIGTERM ends the load early, and its result says so.
 
     Args:
         load: what is sent.
@@ -214,7 +214,7 @@ def _wait(clients: Sequence[_Client], load: Load, watcher: Watcher) -> tuple[lis
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """Interrupts, which do not break messages off; the second one does."""
+    """Interrupts and SIGTERM, which do not break messages off; the second one does."""
     seen: list[int] = []
 
     def note(number: int, _: object) -> None:
@@ -225,11 +225,12 @@ def _interrupts() -> Iterator[list[int]]:
     if threading.current_thread() is not threading.main_thread():
         yield seen
         return
-    before = signal.signal(signal.SIGINT, note)
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield seen
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _part(load: Load, number: int, count: int) -> Load:

@@ -91,6 +91,7 @@ class Measured:
         server: what the server counted, of each repeat.
         stopped: whether it was ended before its time.
         broken: why a repeat could not be made, or "".
+        processes: that made each load together.
     """
 
     outcomes: list[Outcome]
@@ -101,6 +102,7 @@ class Measured:
     server: list[ServerFigures] = field(default_factory=list)
     stopped: bool = False
     broken: str = ""
+    processes: int = 1
 
     def of_server(self, name: str) -> Interval | None:
         """A figure of the server over the repeats; None if nobody counts it."""
@@ -127,6 +129,7 @@ class Measured:
         self.wrong += other.wrong
         self.stopped |= other.stopped
         self.broken = self.broken or other.broken
+        self.processes = max(self.processes, other.processes)
 
     def rates(self) -> list[float]:
         """Requests answered with OK per second, of each repeat."""
@@ -173,7 +176,10 @@ class Measured:
             return ""
         busy = max(one.client_cpu for one in self.outcomes)
         if busy > _BUSY:
-            return f"the client took {busy:.0%} of a core, and was the bottleneck; give it more by --processes"
+            return (
+                f"the client took {busy:.0%} of a core, and was the bottleneck; give it another machine, or more "
+                f"--processes than {self.processes}"
+            )
         starved = max(self.outcomes, key=lambda one: one.client_cpu + one.client_waited)
         if starved.client_cpu + starved.client_waited > _BUSY:
             return (

@@ -15,7 +15,7 @@ from toutates.bench.bodies import BINARY, JSON, BodySettings, Region, embeddings
 from toutates.bench.calls import Refused
 from toutates.bench.data import Contents, DataSettings, make_contents
 from toutates.bench.endpoint import HTTP, Endpoint, parse_endpoint
-from toutates.bench.load import Asked, Load, LoadFailed, Watcher, run_load
+from toutates.bench.load import Asked, Load, LoadFailed, LoadResult, Watcher, run_load
 from toutates.bench.measured import Measured
 from toutates.bench.metadata import ModelFacts, ask_model
 from toutates.bench.references import Reference, ask_for_reference, of_contents, of_onnx, reader
@@ -23,11 +23,15 @@ from toutates.bench.sequences import Sequences
 from toutates.bench.server_figures import Meter
 from toutates.bench.shared_regions import SharedRegions
 from toutates.bench.texts import make_texts
+from toutates.system.text import one_line
 
 __all__ = ["FIRST_ANSWER", "NO_CHECK", "Prepared", "Questions", "Target", "load_of", "measure", "prepare"]
 
 FIRST_ANSWER = "first"
 NO_CHECK = "none"
+#: A client that needs more of its core is nearly what the figures are about.
+_BUSY = 0.85
+_MOST_TEXT = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +255,7 @@ def measure(
     repeats: int = 1,
     meter: Meter | None = None,
     tell: Callable[[Measured], None] | None = None,
+    most_processes: int = 1,
 ) -> Measured:
     """Make a load several times over.
 
@@ -260,16 +265,22 @@ def measure(
         repeats: how often.
         meter: reads the server's counters; None for one without metrics.
         tell: is called after each repeat.
+        most_processes: that may make the load together. While they are too busy, and there may be more, the first
+            load is thrown away, and made again by twice as many.
 
     Raises:
         LoadFailed: the first one cannot be made. If a later one cannot be, what there is says so.
     """
     meter = meter or prepared.meter()
     whole = load_of(prepared, load)
-    measured = Measured([], load.rate is not None)
+    measured = Measured([], load.rate is not None, processes=load.processes)
     for number in range(repeats):
         try:
             result = run_load(replace(whole, seed=load.seed + number), meter)
+            while not number and (more := _more_processes(whole, result, most_processes)):
+                measured.processes = more
+                whole = replace(whole, processes=more)
+                result = run_load(replace(whole, seed=load.seed), meter)
         except (LoadFailed, KeyboardInterrupt) as error:
             if not measured.outcomes:
                 raise
@@ -283,10 +294,18 @@ def measure(
             if (reference := prepared.references[choice]) is not None:
                 measured.checked += 1
                 if difference := reference.difference(message):
-                    measured.wrong.append(f"model '{prepared.models[choice]}': {difference}")
+                    measured.wrong.append(one_line(f"model '{prepared.models[choice]}': {difference}", _MOST_TEXT))
         if tell is not None:
             tell(measured)
         if result.stopped:
             measured.stopped = True
             break
     return measured
+
+
+def _more_processes(load: Load, result: LoadResult, most: int) -> int:
+    """How many processes are to make a load instead; 0 if those that made it are enough, or are all that may."""
+    most = min(most, load.connections, load.connections if load.rate is not None else load.under_way)
+    if result.stopped or result.outcome.client_cpu < _BUSY or load.processes >= most:
+        return 0
+    return min(2 * load.processes, most)

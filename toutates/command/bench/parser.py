@@ -98,7 +98,10 @@ def _add_load(parser: Parser) -> None:
         "--concurrency, or 64 in an open loop)",
     )
     group.add_argument(
-        "--processes", type=positive, default=1, metavar="N", help="that send together, for fast servers (default: 1)"
+        "--processes",
+        type=positive,
+        metavar="N",
+        help="that send together (default: 1, and more where that one is too busy, up to half of the cores)",
     )
     group.add_argument(
         "--seconds", type=seconds, metavar="SECONDS", help="send for so long in each repeat (default: 2)"

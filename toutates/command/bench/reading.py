@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,6 +42,7 @@ class Wanted:
         conditions: under which the command fails.
         targets: that a knee is searched for; empty for none.
         threshold: that ends a range; None for none.
+        most_processes: that may make a load together.
     """
 
     endpoint: Endpoint
@@ -52,6 +54,7 @@ class Wanted:
     conditions: Sequence[Condition]
     targets: Sequence[Condition]
     threshold: Condition | None
+    most_processes: int
 
 
 def read_flags(parsed: argparse.Namespace) -> Wanted:
@@ -82,6 +85,7 @@ def read_flags(parsed: argparse.Namespace) -> Wanted:
         [_condition(text, "--fail-if") for text in parsed.fail_if],
         [_target(text) for text in parsed.slo],
         threshold,
+        parsed.processes or max(1, len(os.sched_getaffinity(0)) // 2),
     )
     _check_together(parsed, wanted)
     return wanted
@@ -207,7 +211,7 @@ def _loads(parsed: argparse.Namespace, endpoint: Endpoint) -> list[Load]:
         arrivals,
         seed=parsed.seed,
         warm_s=parsed.warmup,
-        processes=parsed.processes,
+        processes=parsed.processes or 1,
         protocol=endpoint.protocol,
         tls=endpoint.tls,
     )

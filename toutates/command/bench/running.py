@@ -15,7 +15,7 @@ import numpy as np
 
 from toutates.bench.calls import Refused
 from toutates.bench.comparison import block_order, compare_blocks
-from toutates.bench.endpoint import HTTP
+from toutates.bench.endpoint import HTTP, Endpoint
 from toutates.bench.knee import Trial, find_knee
 from toutates.bench.link import Unreachable
 from toutates.bench.load import Load, LoadFailed
@@ -27,8 +27,10 @@ from toutates.bench.report_csv import write_csv
 from toutates.bench.report_html import write_html
 from toutates.bench.server_figures import Meter
 from toutates.command.bench.reading import Wanted, read_flags
+from toutates.command.interrupts import sigterm_interrupts, uninterrupted
 from toutates.server.options import EXIT_FAILURE, EXIT_OK
 from toutates.system.errors import ConfigurationError
+from toutates.system.text import one_line
 
 __all__ = ["bench"]
 
@@ -47,17 +49,17 @@ def bench(parsed: argparse.Namespace) -> int:
     names = ", ".join(target.model for target in wanted.questions.targets)
     title = f"{names} at {wanted.endpoint}" + (f" and {wanted.other}" if wanted.other else "")
     report = Report(title, datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
-    with contextlib.ExitStack() as stack:
+    with sigterm_interrupts(), contextlib.ExitStack() as stack:
         run = _Run(wanted, report, stack, quiet=parsed.json)
         try:
             run.measure()
         except KeyboardInterrupt:
             report.notes.append("stopped before its time")
         except (Unreachable, Refused, LoadFailed) as error:
-            print(f"toutates: error: {error}", file=sys.stderr)
+            print(f"toutates: error: {one_line(error)}", file=sys.stderr)
             if not report.points:
                 return EXIT_FAILURE
-            report.notes.append(str(error))
+            report.notes.append(one_line(error))
     report.failed += [
         f"{text} ({point.name})" if len(report.points) > 1 else text
         for point in report.points
@@ -76,11 +78,12 @@ class _Run:
     def __init__(self, wanted: Wanted, report: Report, stack: contextlib.ExitStack, *, quiet: bool) -> None:
         self._wanted, self._report, self._stack, self._quiet = wanted, report, stack, quiet
         self._progress = Progress(sys.stderr, wanted.loads[0].seconds)
+        self._processes = wanted.loads[0].processes
 
     def measure(self) -> None:
         """Measure."""
         wanted = self._wanted
-        prepared = self._stack.enter_context(contextlib.closing(prepare(wanted.endpoint, wanted.questions)))
+        prepared = self._prepare(wanted.endpoint)
         meter = prepared.meter(wanted.metrics, self._progress)
         if wanted.other:
             self._compare(prepared, meter)
@@ -89,6 +92,11 @@ class _Run:
         else:
             self._range(prepared, meter)
         self._report.notes += meter.notes
+
+    def _prepare(self, endpoint: Endpoint) -> Prepared:
+        prepared = prepare(endpoint, self._wanted.questions)
+        self._stack.callback(_close, prepared)
+        return prepared
 
     def _range(self, prepared: Prepared, meter: Meter) -> None:
         for load in self._wanted.loads:
@@ -115,7 +123,7 @@ class _Run:
             return self._one(prepared, replace(full, rate=rate), meter, 1, f"{rate:,.0f} requests/s")
 
         def tell(trial: Trial) -> None:
-            self._say(f"  {trial.rate:,.0f} requests/s: {trial.fault or trial.measured.doubt() or 'holds'}")
+            self._say(f"  {trial.rate:,.0f} requests/s: {_told(trial)}")
 
         report.knee = find_knee(offer, wanted.targets, most, tell)
         if report.knee.rate and report.knee.measured and not report.knee.trials[-1].measured.stopped:
@@ -126,10 +134,14 @@ class _Run:
     def _compare(self, first: Prepared, meter: Meter) -> None:
         wanted, report = self._wanted, self._report
         assert wanted.other is not None
-        second = self._stack.enter_context(contextlib.closing(prepare(wanted.other, wanted.questions)))
+        second = self._prepare(wanted.other)
         sides = [(first, meter), (second, second.meter(None, self._progress))]
         load = wanted.loads[0]
         rng = np.random.default_rng(load.seed)
+        if wanted.most_processes > 1:  # all loads are to be made by as many
+            for prepared, own in sides:
+                if self._one(prepared, load, own, 1, "processes").stopped:
+                    raise KeyboardInterrupt
         names = [*(["rate"] if load.rate is None else []), "p50", "p99"]
         whole = [Measured([], load.rate is not None) for _ in sides]
         blocks: list[list[tuple[int, dict[str, float]]]] = []
@@ -163,15 +175,30 @@ class _Run:
                 number = len(measured.outcomes)
                 self._say(f"  {label}, repeat {number} of {repeats}: {measured.rates()[-1]:,.0f} requests/s")
 
-        return measure(prepared, load, repeats, meter, tell)
+        load = replace(load, processes=self._processes)
+        measured = measure(prepared, load, repeats, meter, tell, self._wanted.most_processes)
+        self._processes = max(self._processes, measured.processes)
+        return measured
 
     def _add(self, prepared: Prepared, load: Load, measured: Measured) -> None:
         if measured.outcomes:
             batch = self._wanted.questions.data.batch or 1
-            self._report.points.append(Point(str(prepared.endpoint), load, measured, batch))
+            made = replace(load, processes=measured.processes)
+            self._report.points.append(Point(str(prepared.endpoint), made, measured, batch))
 
     def _say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
+
+
+def _told(trial: Trial) -> str:
+    doubt = trial.measured.doubt()
+    return f"{trial.fault}; {doubt}" if trial.fault and doubt else trial.fault or "holds"
+
+
+def _close(prepared: Prepared) -> None:
+    """Leave the server as it was."""
+    with uninterrupted():
+        prepared.close()
 
 
 def _write(parsed: argparse.Namespace, report: Report) -> None:
