@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import platform
 import time
+import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 from typing import Final
 
 from prometheus_client import ProcessCollector
 
+from toutates.engine.counters import VersionCounters
 from toutates.models.table import UNLOADED, ModelState, ModelTable
 from toutates.observe.metrics.busiest import AT_ONCE, Busiest
 from toutates.observe.metrics.catalogue import CATALOGUE
@@ -61,6 +63,11 @@ class ServerCollector:
         self._retired = Retired()
         self._busiest = Busiest(view.metrics_models)
         self._own = ModelMetrics()
+        #: the table that was read last, which is not kept: it holds versions that may have left since
+        self._table: Callable[[], ModelTable | None] = lambda: None
+        #: of the versions that it serves, by model
+        self._counters: dict[str, list[VersionCounters]] = {}
+        self._states: Mapping[ModelState, int] = {}
         self._process = ProcessCollector(registry=None)
         self._processes = ProcessMetrics(view.processes) if view.processes() else None
         self._info = (view.identity.version, platform.python_version())
@@ -71,26 +78,21 @@ class ServerCollector:
     def scrape(self) -> Iterator[Family | None]:
         """Every family that has series, once; and None while models are read."""
         table = self._view.get_table()
-        served = {}
-        counters = {}
-        for number, (name, one) in enumerate(table.models.items()):
-            if found := one.served():
-                served[name] = found
-                counters[name] = [version.servable.counters for version in found]
-            if number % AT_ONCE == AT_ONCE - 1:
-                yield None
+        if self._table() is not table:
+            yield from self._read(table)
+        counters = self._counters
         self._retired.update(counters, self._clock())
         # Without a yield in between: another scrape may retire a version that this one counts as served.
-        retired = {name: list(self._retired.counts(name)) for name in self._retired.models if name in served}
+        retired = {name: list(self._retired.counts(name)) for name in self._retired.models if name in counters}
         busiest = self._busiest
         yield from busiest.choose(counters, retired)
         versions: list[VersionSnapshot] = []
         models: list[ModelSnapshot] = []
-        for name, of_model in served.items():
+        for name in counters:
             if name not in busiest.listed:
                 continue
             own: list[VersionSnapshot] = []
-            for version in of_model:
+            for version in table.models[name].served():
                 own.append(read_version(version))
                 yield None
             model = ModelSnapshot(name, own, [*(one.counts for one in own), *retired.get(name, ())])
@@ -102,12 +104,12 @@ class ServerCollector:
             ]
         others = busiest.others
         for name, series in chain(
-            original_families(models, self._view.infer, others, loaded=len(served)),
+            original_families(models, self._view.infer, others, loaded=len(counters)),
             triton_families(versions, others),
             self._response_cache(),
             self._traffic(),
             self._demand(),
-            self._server(table),
+            self._server(),
             self._workers(),
             executor_families(versions, others),
             self._models(),
@@ -124,6 +126,20 @@ class ServerCollector:
             return
         for metric in self._process.collect():
             yield Family(CATALOGUE[metric.samples[0].name], [((), metric.samples[0].value)])
+
+    def _read(self, table: ModelTable) -> Iterator[None]:
+        """Find the counters of a table's versions. As long as nothing is loaded, the next scrapes have these."""
+        counters: dict[str, list[VersionCounters]] = {}
+        states = dict.fromkeys(ModelState, 0)
+        for number, (name, one) in enumerate(table.models.items()):
+            if found := one.served():
+                counters[name] = [version.servable.counters for version in found]
+            for version in one.versions.values():
+                if version.reason != UNLOADED:
+                    states[version.state] += 1
+            if number % AT_ONCE == AT_ONCE - 1:
+                yield None
+        self._table, self._counters, self._states = weakref.ref(table), counters, states
 
     def _response_cache(self) -> Iterator[Named]:
         cache = self._view.response_cache()
@@ -169,13 +185,11 @@ class ServerCollector:
         yield "toutates_on_demand_refusals_total", [((), state.refusals)]
         yield "toutates_on_demand_evictions_total", [((), state.evictions)]
 
-    def _server(self, table: ModelTable) -> Iterator[Named]:
+    def _server(self) -> Iterator[Named]:
         view = self._view
         yield "toutates_info", [((*self._info, "on" if gil_enabled() else "off"), 1)]
         yield "toutates_ready", [((), int(view.is_ready()))]
-        versions = [version for model in table.models.values() for version in model.versions.values()]
-        states = [version.state for version in versions if version.reason != UNLOADED]
-        yield "toutates_model_versions", [((state.value,), states.count(state)) for state in ModelState]
+        yield "toutates_model_versions", [((state.value,), self._states.get(state, 0)) for state in ModelState]
         yield "toutates_inflight_refusals_total", [((), sum(infer.counters.overloaded for infer in view.infer))]
         answers: Counter[str] = Counter()
         for infer in view.infer:

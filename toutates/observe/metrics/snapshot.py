@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from operator import is_
 from typing import Any, Final
 
 from toutates.engine.counters import BUCKETS, BatchCounters, CacheCounters, VersionCounters, WorkerCounters, size_bucket
@@ -157,6 +158,7 @@ class Retired:
     def __init__(self) -> None:
         #: counters of the versions that were served at the last update
         self._served: dict[str, Sequence[VersionCounters]] = {}
+        self._seen: Mapping[str, Sequence[VersionCounters]] | None = None
         #: counters of versions that are gone but may still answer requests, and since when they are
         self._leaving: dict[str, list[tuple[float, VersionCounters]]] = {}
         self._gone: dict[str, Counts] = {}
@@ -165,21 +167,28 @@ class Retired:
         """Take note of versions that are not served any more.
 
         Args:
-            served: counters of the versions that are served, by model.
+            served: counters of the versions that are served, by model; the same mapping as long as they are the same.
             now: monotonic seconds.
         """
-        for name, before in self._served.items():
-            if name not in served:
-                self._leaving.pop(name, None)
-                self._gone.pop(name, None)
-                continue
-            for counters in before:
-                if all(counters is not one for one in served[name]):
-                    self._leaving.setdefault(name, []).append((now, counters))
-        self._served = dict(served)
+        if served is not self._seen:
+            self._see(served, now)
         for name, leaving in self._leaving.items():
             while leaving and now - leaving[0][0] >= SETTLED_S:
                 self._gone[name] = self._gone.get(name, Counts()) + read_counts(leaving.pop(0)[1])
+
+    def _see(self, served: Mapping[str, Sequence[VersionCounters]], now: float) -> None:
+        for name, before in self._served.items():
+            found = served.get(name)
+            if found is None:
+                self._leaving.pop(name, None)
+                self._gone.pop(name, None)
+                continue
+            if len(before) == len(found) and all(map(is_, before, found)):
+                continue
+            for counters in before:
+                if all(counters is not one for one in found):
+                    self._leaving.setdefault(name, []).append((now, counters))
+        self._seen, self._served = served, dict(served)
 
     @property
     def models(self) -> list[str]:
