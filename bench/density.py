@@ -1,124 +1,148 @@
-"""What many small models in one server take: memory, CPU and threads by their number, and what one of them gets.
+"""What many small models in one server take, by their number: memory, CPU, threads, metrics; and what one of them gets.
 
-    python -m bench.density --models 1 100 1000 10000
+    python -m bench --parts density --servers toutates,toutates-3.14t
 
-Each number of models is a server of its own. The models are alike, of 37 KB, with a config.yaml each; the first one is
-asked over gRPC by ``toutates bench`` in a closed loop.
+Each number of models is a server of its own. The models are alike, of 37 KB, with a config.yaml each. Beside it stands
+a server that has one of them alone, and the two are asked for that one in turn, so that what other models cost it is
+not what the machine does meanwhile. Then every model is asked once or so, and the metrics are read at once.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import subprocess
 import sys
-import tempfile
+import time
+import urllib.request
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from bench import models, process
-from bench.servers import Server, running, toutates
+from bench.client import Load
+from bench.density_report import ALONE, AMONG, PART
+from bench.errors import NoFigure
+from bench.measure import Measurer
+from bench.models import Model
+from bench.question import Question
+from bench.results import Cell, DensityFigure, Results
+from bench.round_robin import RoundRobin
+from bench.servers import Kind, Server, Site
+from bench.start import Starter, in_turn
 
-__all__ = ["Density", "main", "measure", "table"]
+__all__ = ["measure_density"]
 
-
-@dataclass(frozen=True, slots=True)
-class Density:
-    """A server with so many models.
-
-    Attributes:
-        models: how many.
-        resident_mib: of its memory, once all are loaded.
-        start_cpu_s: CPU time until then, the interpreter's included.
-        threads: that it has.
-        p50_us: the median latency of one model, microseconds.
-        request_cpu_us: CPU time of the server per request of that model, microseconds.
-    """
-
-    models: int
-    resident_mib: float
-    start_cpu_s: float
-    threads: int
-    p50_us: float
-    request_cpu_us: float
+#: For how long the CPU of a server is watched that nobody asks, seconds; CPU time is counted in hundredths of one.
+_IDLE_S: Final = 10.0
+#: Connections over which all models are asked.
+_CONNECTIONS: Final = 16
+#: How long metrics may take.
+_PATIENCE_S: Final = 60.0
 
 
-def measure(count: int, folder: Path, python: str, seconds: float) -> Density:
-    """Start a server with so many models and ask the first one.
+def measure_density(
+    folder: Path,
+    starter: Starter,
+    measurer: Measurer,
+    results: Results,
+    load: Load,
+    rounds: int,
+    counts: Sequence[int],
+) -> None:
+    """Start a server for each number of models, and ask it.
 
     Args:
-        count: of models.
-        folder: empty, for them and the server's log.
-        python: the interpreter of the server.
-        seconds: for how long requests are sent.
+        folder: for models and logs.
+        starter: of servers that load every model of a repository.
+        measurer: keeps the results on the disk.
+        results: gets the figures.
+        load: of one model.
+        rounds: how often it is loaded.
+        counts: numbers of models.
+    """
+    watched = starter.each(_with_metrics)
+    single = models.numbered_mlps(folder / "alone" / "models", 1)
+    with starter.servers(single, folder / "alone") as lonely:
+        alone = {server.name: server for server in lonely}
+        for count in sorted(set(counts)):
+            made = models.numbered_mlps(folder / str(count) / "models", count)
+            # Servers are ready when they say so of the first one: they load all before they listen.
+            with watched.servers(made[:1], folder / str(count)) as servers:
+                for server in servers:
+                    try:
+                        figure = _at_rest(server, count)
+                        question = Question(made[0])
+                        for number in range(1, rounds + 1):
+                            pairs = {AMONG: server, ALONE: alone[server.name]}
+                            for asked in in_turn(list(pairs.values()), number):
+                                name = AMONG if asked is server else ALONE
+                                cell = Cell(PART, name, load.name, count)
+                                measurer.measure(asked, cell, load, question, number)
+                        results.density.append(_after_a_burst(server, made, question, figure))
+                    except NoFigure as error:
+                        measurer.refuse(server, Cell(PART, AMONG, load.name, count), 1, error)
+                    measurer.save()
+
+
+def _with_metrics(kind: Kind) -> Kind:
+    """The same kind, with its metrics on a port that is known: that of REST, which it does not use."""
+
+    def command(site: Site) -> Sequence[str]:
+        return [*kind.command(site), "--metrics-addr", f"127.0.0.1:{site.http_port}"]
+
+    return replace(kind, command=command, own_http_port=True, rest=False)
+
+
+def _at_rest(server: Server, count: int) -> DensityFigure:
+    """What a server has taken that nobody has asked for anything."""
+    server.check_alive()
+    start_cpu_s = process.cpu_time(server.pid).total
+    resident_mib = process.resident_mib(server.pid)
+    time.sleep(1.0)  # what the start has left to do
+    before = process.cpu_time(server.pid)
+    time.sleep(_IDLE_S)
+    idle_s = (process.cpu_time(server.pid) - before).total
+    threads = len(list(Path(f"/proc/{server.pid}/task").iterdir()))  # some are left for ten seconds
+    size, seconds = _read_metrics(server)
+    told = f"{count:,} models: {resident_mib:,.0f} MiB, {start_cpu_s:.1f} s of CPU, {threads} threads"
+    print(f"  {server.name}, {told}", file=sys.stderr, flush=True)
+    return DensityFigure(
+        server=server.name,
+        models=count,
+        resident_mib=resident_mib,
+        asked_mib=0.0,
+        start_cpu_s=start_cpu_s,
+        threads=threads,
+        idle_cores=idle_s / _IDLE_S,
+        metrics_bytes=size,
+        metrics_ms=seconds * 1e3,
+        burst_metrics_ms=0.0,
+    )
+
+
+def _after_a_burst(server: Server, made: Sequence[Model], question: Question, figure: DensityFigure) -> DensityFigure:
+    """The figure with what there is after every model was asked."""
+    load = RoundRobin([question.to(model) for model in made], _CONNECTIONS)
+    load.run(server.address, question, max(len(made), _CONNECTIONS), 0)
+    size, seconds = _read_metrics(server)
+    server.check_alive()
+    return replace(
+        figure,
+        asked_mib=process.resident_mib(server.pid),
+        metrics_bytes=max(size, figure.metrics_bytes),
+        burst_metrics_ms=seconds * 1e3,
+    )
+
+
+def _read_metrics(server: Server) -> tuple[int, float]:
+    """Bytes of the metrics, and seconds until they are there.
 
     Raises:
-        Unavailable: the server did not start.
-        RuntimeError: the load found an answer wrong, or failed.
+        NoFigure: they do not come.
     """
-    served = models.numbered_mlps(folder / "models", count)
-    kind = toutates("toutates", "this checkout", python, ())
-    with running(kind, served, folder / "server") as server:
-        start_cpu_s = process.cpu_time(server.pid).total
-        resident_mib = process.resident_mib(server.pid)
-        _ask(server, served[0].name, seconds / 4)
-        before_s = process.cpu_time(server.pid).total
-        answer = _ask(server, served[0].name, seconds)
-        took_s = process.cpu_time(server.pid).total - before_s
-        requests = sum(answer["statuses"].values())
-        threads = len(list(Path(f"/proc/{server.pid}/task").iterdir()))
-        return Density(count, resident_mib, start_cpu_s, threads, answer["latency_us"]["p50"], took_s / requests * 1e6)
-
-
-def _ask(server: Server, model: str, seconds: float) -> dict[str, dict[str, float]]:
-    """The result of ``toutates bench``."""
-    shape = ("--concurrency", "16", "--connections", "16", "--seconds", f"{seconds:g}", "--repeats", "1", "--json")
-    command = (sys.executable, "-m", "toutates", "bench", server.address, "--model", model, *shape)
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if not done.stdout.startswith("{"):
-        raise RuntimeError(f"toutates bench ended with status {done.returncode}: {done.stderr.strip()[-300:]}")
-    answer: dict[str, dict[str, float]] = json.loads(done.stdout)
-    return answer
-
-
-def table(rows: Sequence[Density]) -> str:
-    """A table in Markdown; what a model takes is the difference to the row above."""
-    lines = [
-        "| models | memory, MiB | KiB per model | CPU of the start, s | ms per model | threads | p50, µs "
-        "| CPU per request, µs |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for at, row in enumerate(rows):
-        kib = ms = ""
-        if at:
-            more, above = row.models - rows[at - 1].models, rows[at - 1]
-            kib = f"{(row.resident_mib - above.resident_mib) * 1024 / more:.0f}"
-            ms = f"{(row.start_cpu_s - above.start_cpu_s) * 1e3 / more:.2f}"
-        cells = (
-            *(f"{row.models:,}", f"{row.resident_mib:.0f}", kib, f"{row.start_cpu_s:.1f}", ms, str(row.threads)),
-            *(f"{row.p50_us:.0f}", f"{row.request_cpu_us:.1f}"),
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Measure and print; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m bench.density", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--models", type=int, nargs="+", default=[1, 100, 1000, 10_000], metavar="N")
-    parser.add_argument("--python", default=sys.executable, metavar="FILE", help="interpreter of the server")
-    parser.add_argument("--seconds", type=float, default=4.0, help="for how long one model is asked (default: 4)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    options = parser.parse_args(arguments)
-    rows = []
-    for count in sorted(set(options.models)):
-        with tempfile.TemporaryDirectory(prefix="toutates-density-") as folder:
-            rows.append(measure(count, Path(folder), options.python, options.seconds))
-        print(table(rows).splitlines()[-1], file=sys.stderr, flush=True)
-    print(json.dumps([asdict(row) for row in rows]) if options.json else table(rows))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    began = time.perf_counter()
+    try:
+        with urllib.request.urlopen(f"http://{server.http_address}/metrics", timeout=_PATIENCE_S) as answer:
+            size = len(answer.read())
+    except OSError as error:
+        raise NoFigure(f"the metrics cannot be read: {error}") from error
+    return size, time.perf_counter() - began

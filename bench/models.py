@@ -103,11 +103,12 @@ def numbered_mlps(repository: Path, count: int) -> list[Model]:
     """``count`` models alike, mlp_0 and so on."""
     examples = _examples_module("make_repository", ROOT / "examples")
     example = examples.EXAMPLES["mlp"]()
+    content = example.model.SerializeToString()
     models = []
     for number in range(count):
         model = _mlp_named(f"mlp_{number}", repository)
         model.path.parent.mkdir(parents=True, exist_ok=True)
-        onnx.save(example.model, model.path)
+        model.path.write_bytes(content)
         (model.path.parent / "config.yaml").write_text(example.config, encoding="utf-8")
         models.append(model)
     return models

@@ -16,6 +16,7 @@ from bench.protocols import GRPC
 
 __all__ = [
     "BASELINE",
+    "DENSITY_MODELS",
     "LOADS",
     "PARTS",
     "PAYLOAD_BYTES",
@@ -47,7 +48,9 @@ LOADS = (
 REDUCED_LOADS = ("16x1", "1x1", "pa16")
 #: For the model that is there for the size of its requests.
 IMAGE_LOADS = ("16x1", "binary16x1", "json16x1")
-PARTS = ("loads", "text", "payload", "models", "connections", "goodput", "memory")
+PARTS = ("loads", "text", "payload", "models", "connections", "goodput", "density", "memory")
+#: Models of the servers of the part density; the second where it is to be quick.
+DENSITY_MODELS, _QUICK_DENSITY = (1, 100, 1_000, 10_000), (1, 100, 1_000)
 #: Bytes of the requests, or the answers, of the part payload; 602,112 are an image of 224 x 224 x 3.
 PAYLOAD_BYTES = (256, 4096, 65_536, 602_112, 1_048_576, 10_485_760, 104_857_600)
 
@@ -81,6 +84,7 @@ class Options:
         seconds: length of one load, roughly.
         memory_requests: after so many, and twice as many, memory is looked at.
         payload_bytes: sizes of the sweep over them.
+        density_models: numbers of models of the part density.
         python314t: a free-threaded interpreter, or None to look for one.
         environments: folder of the virtual environments.
         results: folder of the results.
@@ -96,6 +100,7 @@ class Options:
     seconds: float
     memory_requests: int
     payload_bytes: tuple[int, ...]
+    density_models: tuple[int, ...]
     python314t: str | None
     environments: Path
     results: Path
@@ -144,6 +149,7 @@ class Options:
             seconds=given.seconds,
             memory_requests=given.memory_requests,
             payload_bytes=tuple(given.payload_bytes),
+            density_models=tuple(given.density_models or (_QUICK_DENSITY if quick else DENSITY_MODELS)),
             python314t=given.python314t,
             environments=given.environments,
             results=given.results,
@@ -218,6 +224,12 @@ def run_parser() -> argparse.ArgumentParser:
         default=PAYLOAD_BYTES,
         metavar="SIZES",
         help=f"sizes of the part payload ({','.join(map(str, PAYLOAD_BYTES))})",
+    )
+    parser.add_argument(
+        "--density-models",
+        type=lambda text: [max(1, int(count)) for count in text.split(",")],
+        metavar="COUNTS",
+        help=f"numbers of models of the part density ({','.join(map(str, DENSITY_MODELS))})",
     )
     parser.add_argument("--python314t", metavar="PATH", help="free-threaded Python; else PYTHON314T, .venv-314t, PATH")
     parser.add_argument(

@@ -14,6 +14,7 @@ matplotlib.use("svg")
 
 from matplotlib import pyplot as plt
 
+from bench.density_report import Row, density_rows
 from bench.goodput_report import BOUND_MS, curves
 from bench.options import BASELINE, REST_BASELINE
 from bench.protocols import BINARY, GRPC, JSON
@@ -114,6 +115,9 @@ def _plots(summary: Summary, results: Results) -> Iterator[tuple[str, str, Any]]
             text = f"Answered within {BOUND_MS:g} ms against what is offered: {server}, {arrivals} arrivals"
             name = "".join(one if one.isalnum() else "-" for one in f"{server}-{arrivals}".lower())
             yield f"goodput-{name}.svg", text, _goodput(ways, text)
+    if any(len(rows) > 1 for rows in density_rows(results).values()):
+        text = "What models take, and what one of them gets, by their number"
+        yield "density.svg", text, _density(density_rows(results), text)
     if results.memory:
         text = "Resident memory over a server's life"
         yield "memory.svg", text, _memory(results, text)
@@ -276,6 +280,40 @@ def _goodput(ways: Mapping[str, Mapping[int, Sequence[GoodputFigure]]], title: s
     axes.set_ylabel("answered in time, % of the saturated rate")
     figure.suptitle(textwrap.fill(title, _TITLE_COLUMNS), x=0.01, ha="left")
     figure.legend(frameon=False, loc="outside lower center", ncols=len(ways) + 1)
+    return figure
+
+
+def _density(servers: Mapping[str, Sequence[Row]], title: str) -> Any:
+    panels: list[tuple[str, Callable[[Row], float | None]]] = [
+        ("resident memory, MiB", lambda row: row.figure.resident_mib),
+        ("CPU of the start, s", lambda row: row.figure.start_cpu_s),
+        ("threads", lambda row: row.figure.threads),
+        ("p50 of one, times that alone", lambda row: row.medians()[0]),
+        ("CPU per request, times that alone", lambda row: row.medians()[1]),
+        ("idle, % of a core", lambda row: row.figure.idle_cores * 100),
+        ("/metrics, KB", lambda row: row.figure.metrics_bytes / 1_000),
+        ("/metrics at rest, ms", lambda row: row.figure.metrics_ms),
+        ("/metrics after all were asked, ms", lambda row: row.figure.burst_metrics_ms),
+    ]
+    figure, grid = plt.subplots(3, 3, figsize=(_WIDTH, 9))
+    for axes, (label, value) in zip(grid.flat, panels, strict=True):
+        for index, (server, rows) in enumerate(servers.items()):
+            points = [(row.figure.models, known) for row in rows if (known := value(row)) is not None]
+            axes.plot(
+                [models for models, _ in points],
+                [known for _, known in points],
+                marker=_MARKERS[index % len(_MARKERS)],
+                color=_colour(server),
+                label=server if axes is grid.flat[0] else None,
+            )
+        axes.set_xscale("log")
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+        axes.set_title(label, fontsize=12, loc="left")
+    for axes in grid[-1]:
+        axes.set_xlabel("models")
+    figure.suptitle(textwrap.fill(title, _TITLE_COLUMNS), x=0.01, ha="left")
+    figure.legend(frameon=False, loc="outside lower center", ncols=len(servers))
     return figure
 
 

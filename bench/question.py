@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -51,15 +52,26 @@ class Question:
         self._rng = np.random.default_rng(11)
         self._rest: dict[str, RestRequest] = {}
         self._row = model.random_rows(self._rng, 1)
+        self._ask(model)
+        self._expected(self._row)
+        begin = time.perf_counter()
+        self._expected(self._row)
+        self.run_seconds = time.perf_counter() - begin
+
+    def _ask(self, model: Model) -> None:
         request = pb.ModelInferRequest(model_name=model.name)
         request.inputs.add(name=model.input, datatype=model.datatype, shape=self._row.shape)
         request.raw_input_contents.append(self._row.tobytes())
         self.message: bytes = request.SerializeToString()
         self.body = framed(self.message)
-        self._expected(self._row)
-        begin = time.perf_counter()
-        self._expected(self._row)
-        self.run_seconds = time.perf_counter() - begin
+
+    def to(self, model: Model) -> Question:
+        """The same for another model with the same weights, without one more session."""
+        other = copy.copy(self)
+        other.model = model
+        other._rest = {}
+        other._ask(model)
+        return other
 
     def plain_answer(self) -> bytes:
         """The length-prefixed message of a server that sets nothing but what it must."""

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from bench.density_report import density_section
 from bench.goodput_report import goodput_section
 from bench.options import BASELINE, REST_BASELINE, h2load_shape, stream_shape
 from bench.page import replace_between
@@ -74,6 +75,8 @@ def markdown(results: Results, plots: Sequence[tuple[str, str]] = ()) -> str:
             parts += _sweep(summary, cells, title, axis, how)
     if results.goodput:
         parts += goodput_section(results)
+    if results.density:
+        parts += density_section(results)
     if results.memory:
         parts += _memory(results)
     parts.append(_made_of(results))

@@ -10,7 +10,17 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Cell", "Failure", "Figure", "GoodputFigure", "LeftOut", "MemoryFigure", "Results", "utc_now"]
+__all__ = [
+    "Cell",
+    "DensityFigure",
+    "Failure",
+    "Figure",
+    "GoodputFigure",
+    "LeftOut",
+    "MemoryFigure",
+    "Results",
+    "utc_now",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +118,33 @@ class GoodputFigure:
 
 
 @dataclass(frozen=True, slots=True)
+class DensityFigure:
+    """A server with many models, of part ``density``; what one of them gets is in ``Figure``s.
+
+    Attributes:
+        models: how many it has loaded.
+        resident_mib: of its memory, before anybody asks.
+        asked_mib: the same after every model was asked.
+        start_cpu_s: CPU time until it was ready, the interpreter's included.
+        threads: that it has.
+        idle_cores: share of a core that it uses while nobody asks.
+        metrics_bytes: of the text of its metrics.
+        metrics_ms, burst_metrics_ms: how long these take at rest, and right after every model was asked.
+    """
+
+    server: str
+    models: int
+    resident_mib: float
+    asked_mib: float
+    start_cpu_s: float
+    threads: int
+    idle_cores: float
+    metrics_bytes: int
+    metrics_ms: float
+    burst_metrics_ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """A load that gave no figure, and takes the server's other figures for the same cell with it."""
 
@@ -148,13 +185,20 @@ class Results:
     figures: list[Figure] = field(default_factory=list)
     memory: list[MemoryFigure] = field(default_factory=list)
     goodput: list[GoodputFigure] = field(default_factory=list)
+    density: list[DensityFigure] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
+
+    @property
+    def has_figures(self) -> bool:
+        """Whether anything was measured."""
+        return bool(self.figures or self.memory or self.goodput or self.density)
 
     def parts(self) -> set[str]:
         """The parts that have a figure or a failure, as ``--parts`` names them."""
         cells = [entry.cell for entries in (self.figures, self.goodput, self.failures) for entry in entries]
-        return {cell.part for cell in cells} | ({"memory"} if self.memory else set())
+        more = {"memory": self.memory, "density": self.density}
+        return {cell.part for cell in cells} | {part for part, figures in more.items() if figures}
 
     def without(self, parts: Set[str]) -> Results:
         """This run but for what those parts measured."""
@@ -164,6 +208,7 @@ class Results:
             goodput=[figure for figure in self.goodput if figure.cell.part not in parts],
             failures=[failure for failure in self.failures if failure.cell.part not in parts],
             memory=[] if "memory" in parts else self.memory,
+            density=[] if "density" in parts else self.density,
         )
 
     def leave_out(self, what: str, why: str) -> None:
@@ -192,6 +237,7 @@ class Results:
         for key, kind in kinds.items():
             stored[key] = [kind(**{**entry, "cell": Cell(**entry["cell"])}) for entry in stored.get(key, [])]
         stored["memory"] = [MemoryFigure(**entry) for entry in stored["memory"]]
+        stored["density"] = [DensityFigure(**entry) for entry in stored.get("density", [])]
         stored["left_out"] = [LeftOut(**entry) for entry in stored["left_out"]]
         return cls(**stored)
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from bench import goodput, machine, memory, servers, sweeps, text_load
+from bench import density, goodput, machine, memory, servers, sweeps, text_load
 from bench.client import Load
 from bench.environments import Environments, PerfAnalyzerProgram, debian_program
 from bench.errors import Unavailable
@@ -101,6 +101,11 @@ class Session:
                 readers = swept.only(lambda kind: kind.reads_config)
                 seconds = self._options.seconds
                 goodput.measure_goodput(folder / "goodput", readers, self._measurer, self._results, rounds, seconds)
+            if "density" in self._options.parts and (load := self._h2load_of("density", _IDLE_SHAPE)):
+                many = starter.only(lambda kind: kind.name.startswith("toutates") or kind.name in own)
+                counts = self._options.density_models
+                place = folder / "density"
+                density.measure_density(place, many, self._measurer, self._results, load, rounds, counts)
             if "memory" in self._options.parts and (load := self._h2load_of("memory", _MEMORY_SHAPE)):
                 memory.watch_memory(
                     folder / "memory",

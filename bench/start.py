@@ -31,6 +31,10 @@ class Starter:
         """The same for some of the kinds."""
         return Starter([kind for kind in self._kinds if wanted(kind)], self._results)
 
+    def each(self, change: Callable[[Kind], Kind]) -> Starter:
+        """The same with every kind changed."""
+        return Starter([change(kind) for kind in self._kinds], self._results)
+
     def beside(self, kind: Kind) -> Starter:
         """The same with one kind more."""
         return Starter([*self._kinds, kind], self._results)

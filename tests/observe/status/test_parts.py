@@ -33,6 +33,7 @@ from toutates.observe.status.sampling import (
     MANY,
     MODEL_HISTORY,
     QUIET_STEP,
+    SOME,
     WINDOW,
     Sampler,
     percentile_ms,
@@ -251,6 +252,31 @@ def test_of_very_many_versions_a_sampler_reads_those_that_were_asked_for() -> No
     show(view, versions[:MANY])
     list(sampler.sample())
     assert len(sampler.versions) == MANY
+
+
+def test_of_some_versions_those_that_rest_are_read_seldom() -> None:
+    versions = [Version(in_flight=0) for _ in range(SOME + 1)]
+    view = view_of()
+    show(view, versions)
+    clock = Clock()
+    sampler = Sampler(view, clock)
+
+    def take(samples: int) -> int:
+        """How often one was read."""
+        before = versions[7].read
+        for _ in range(samples):
+            clock.now += 1.0
+            list(sampler.sample())
+        return versions[7].read - before
+
+    assert take(1) == 1
+    assert take(QUIET_STEP) == 1
+    take(MODEL_HISTORY)
+    assert take(2 * MODEL_HISTORY) == 2
+    versions[7].counters.workers[0].success += 9
+    assert take(1) == 1
+    assert sampler.versions[versions[7]].requests_per_s == 9.0  # type: ignore[index]
+    assert len(sampler.versions) == SOME + 1
 
 
 def test_of_very_many_versions_those_that_rest_are_not_read_until_something_comes() -> None:

@@ -244,10 +244,11 @@ class WorkerSample:
 
 #: Versions from which on those that nobody has asked for are not sampled: each takes 50 us and some kilobytes.
 MANY: Final = 1_000
-#: Of so many, a version to which nothing has come is read every so many samples: requests may wait in it.
+#: Versions from which on one to which nothing has come is read every so many samples only: requests may wait in it.
+SOME: Final = 50
 QUIET_STEP: Final = 10
-#: Of so many, versions that have rested for the whole of MODEL_HISTORY are not read. So many of them are looked at for
-#: each sample, in turn, whether something has come since.
+#: Of more than MANY, those to which nothing has come for the whole of MODEL_HISTORY are not read. So many of them are
+#: looked at for each sample, in turn, whether something has come since. Of fewer they are read once a MODEL_HISTORY.
 RESTING_AT_ONCE: Final = 1_000
 #: Versions that are passed over at a time.
 IDLE_AT_ONCE: Final = 1_000
@@ -299,7 +300,7 @@ class Sampler:
         self._clock = clock
         self._sampled_s = clock()
         self._table: ModelTable | None = None
-        self._has_many = False
+        self._has_some = self._has_many = False
         #: versions that are sampled
         self._known: dict[ServedVersion, _Version] = {}
         #: of very many, those that have rested for long, the one that is looked at next first
@@ -372,7 +373,7 @@ class Sampler:
     def _divide(self, table: ModelTable) -> Iterator[None]:
         """The table is another one: find out which versions are sampled."""
         served = table.served()
-        self._table, self._has_many = table, len(served) > MANY
+        self._table, self._has_some, self._has_many = table, len(served) > SOME, len(served) > MANY
         before, resting = self._known, self._resting
         self._known, self._resting, self._unasked = {}, {}, []
         for number, version in enumerate(served):
@@ -408,11 +409,14 @@ class Sampler:
         """Sample a version, and add it to ``total``; returns whether it was read."""
         activity, sample = _activity_of(version), known.sample
         known.quiet = 0 if activity != known.activity else known.quiet + 1
-        if self._has_many and sample is not None and known.quiet % QUIET_STEP and not sample.occupancy.in_flight:
-            known.window.add(None)
-            known.history.add(0.0)
-            sample.requests_per_s = sample.rows_per_s = sample.failed_per_s = sample.busy = 0.0
-            sample.durations, sample.batches = known.window.durations, known.window.batches
+        rests = known.quiet > MODEL_HISTORY
+        step = MODEL_HISTORY if rests else QUIET_STEP
+        if self._has_some and sample is not None and known.quiet % step and not sample.occupancy.in_flight:
+            if not rests:  # else all of this is nothing already
+                known.window.add(None)
+                known.history.add(0.0)
+                sample.requests_per_s = sample.rows_per_s = sample.failed_per_s = sample.busy = 0.0
+                sample.durations, sample.batches = known.window.durations, known.window.batches
             return False
         known.activity = activity
         known.sample = self.versions[version] = self._read_version(version, known, interval_s, total)
