@@ -40,6 +40,8 @@ _ELSEWHERE: Final = {
     "wrong-tokens",
     "unknown-models",
     "first-requests",
+    "split-ids",
+    "shadow-bulk",
 }
 #: These wait for timers, and so for each other.
 _SLOW: Final = (
@@ -165,6 +167,31 @@ def test_models_on_demand_are_there_for_honest_clients(tmp_path: Path, name: str
             assert float(figures["misses_total"]) < 100, "requests for names that nobody has do not wait"
         else:
             assert float(figures["evictions_total"]), figures
+        assert process.stop() == 0
+        assert "Traceback" not in process.log
+        assert process.log.count("\n") < 100, process.log[-4000:]
+
+
+@pytest.mark.parametrize("name", ["split-ids", "shadow-bulk"])
+def test_names_with_traffic_and_shadows_cost_others_nothing(tmp_path: Path, name: str) -> None:
+    attack = ATTACKS[name]
+    root = tmp_path / "models"
+    root.mkdir()
+    build_repository(root)
+    with running(root, tmp_path, [*attack.flags(tmp_path), "--metrics-addr", "127.0.0.1:0"]) as process:
+        outcome = attacked(process, attack)
+        assert_survived(outcome, most_growth_mib=256.0)
+        assert_stopped(outcome.report, attack)
+        assert set(outcome.report.answers) == {"grpc-status 0"}, outcome.report
+
+        def compared() -> float:
+            url = f"http://127.0.0.1:{process.http_port}/metrics"
+            page = urllib.request.urlopen(url, timeout=30).read().decode()
+            found = re.findall(r'^toutates_shadow_requests_total{.*outcome="(\w+)".*} (\S+)$', page, re.MULTILINE)
+            assert found, page
+            return sum(float(count) for what, count in found if what in ("equal", "different"))
+
+        wait_until(compared, pause_s=0.1)
         assert process.stop() == 0
         assert "Traceback" not in process.log
         assert process.log.count("\n") < 100, process.log[-4000:]

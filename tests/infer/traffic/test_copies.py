@@ -8,20 +8,23 @@ from typing import Any, Final
 
 import pytest
 
-from toutates.infer.traffic.copies import MAX_COPIED, Copies
+from toutates.infer.traffic.copies import MAX_AT_ONCE, MAX_COPIED, CopiedContext, Copies, comparing
 from toutates.models.table import ModelTable
 from toutates.models.traffic.rules import Shadow, Target
 from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.signature import Signature, TensorSpec
 
 SHADOW: Final = Shadow(Target("new"), 1.0, 0.0, 0.0)
-SIGNATURE: Final = Signature((TensorSpec("IN", BY_NAME["UINT8"], (-1,)),), (), batched=True)
+IN, OUT = (TensorSpec(name, BY_NAME["UINT8"], (-1,)) for name in ("IN", "OUT"))
+SIGNATURE: Final = Signature((IN,), (OUT,), batched=True)
 
 
 def plan_of(size: int) -> Any:
     version = SimpleNamespace(signature=SIGNATURE)
-    request = SimpleNamespace(inputs=(0,), shapes=((size,),), parameters={}, outputs=())
-    return SimpleNamespace(version=version, request=request, rows=1)
+    request = SimpleNamespace(inputs=(0,), shapes=((size,),), parameters={}, outputs=(0,))
+    return SimpleNamespace(
+        version=version, request=request, rows=1, wire_tensor=lambda *_: SimpleNamespace(shape=(1, size))
+    )
 
 
 def take(copies: Copies, size: int) -> Any:
@@ -61,6 +64,22 @@ def test_large_request_is_not_copied() -> None:
     copies = Copies(lambda: ModelTable({}))
     assert take(copies, MAX_COPIED + 1) is None
     assert take(copies, MAX_COPIED) is not None
+
+
+def test_answers_of_a_batch_are_copied_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker copies them one after the other, and has others to serve."""
+    copies = Copies(lambda: ModelTable({}))
+    monkeypatch.setattr(copies, "_put", lambda job: None)
+    kept = [take(copies, 1) for _ in range(5)]
+    contexts = [CopiedContext.of((None, plan_of(1), b"", 0), one) for one in kept]
+    outputs = SimpleNamespace(rows=lambda *_, batched: bytes(MAX_COPIED), row_shapes=[(MAX_COPIED,)])
+    pending = [(context, 0, 1, None) for context in contexts]
+    finished: list[Any] = []
+    result = SimpleNamespace(outputs=outputs, pending=pending, timing=SimpleNamespace(done_ns=0))
+    comparing(copies, finished.append)(result)  # type: ignore[arg-type]
+    assert finished == [result]
+    assert [len(one.sent) for one in kept] == [1] * (MAX_AT_ONCE // MAX_COPIED) + [0] * 3
+    assert skipped(copies) == 3
 
 
 def test_closed_copies_take_none(copies: Copies) -> None:

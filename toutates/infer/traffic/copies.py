@@ -39,6 +39,8 @@ MAX_UNDER_WAY: Final = 256
 MAX_BYTES: Final = 64 * 2**20
 #: A request or an answer of more bytes is not copied: a worker would take too long.
 MAX_COPIED: Final = 4 * 2**20
+#: The same for all answers of a batch, which are copied one after the other.
+MAX_AT_ONCE: Final = 8 * 2**20
 #: How long a copy waits for its version, nanoseconds. Then nobody wants its answer any more.
 PATIENCE_NS: Final = 30_000_000_000
 MAX_TEXT: Final = 200
@@ -174,7 +176,9 @@ class Copies:
             if text:
                 counts.last = text[:MAX_TEXT]
 
-    def answered(self, kept: Copy, plan: Plan, outputs: Outputs, first: int, rows: int, sent_ns: int) -> None:
+    def answered(
+        self, kept: Copy, plan: Plan, outputs: Outputs, first: int, rows: int, sent_ns: int, room: int = MAX_COPIED
+    ) -> int:
         """Keep the answer to a request that was copied, and have the other version answer it. On the worker's thread.
 
         Args:
@@ -183,20 +187,25 @@ class Copies:
             outputs: of its batch.
             first, rows: where its rows are in these.
             sent_ns: how long it took.
+            room: bytes of an answer that may be copied.
+
+        Returns:
+            The bytes that were copied.
         """
         signature = plan.version.signature
         batched = signature.batched
         contents = [outputs.rows(index, first, rows, batched=batched) for index in plan.request.outputs]
         size = sum(map(len, contents))
-        if size > MAX_COPIED or not self._grow(kept, size):
+        if size > min(MAX_COPIED, room) or not self._grow(kept, size):
             self.count(kept.key, "skipped")
-            return
+            return 0
         for index, content in zip(plan.request.outputs, contents, strict=True):
             tensor = plan.wire_tensor(index, outputs.row_shapes[index], rows)
             spec = signature.outputs[index]
             kept.sent[spec.name] = Tensor(spec.datatype, tuple(tensor.shape), bytes(content))
         kept.sent_ns = sent_ns
         self._put(lambda: self._run(kept))
+        return size
 
     def _reserve(self, size: int) -> bool:
         with self._lock:
@@ -385,7 +394,7 @@ def comparing(copies: Copies, finish: Callable[[BatchResult], None]) -> Callable
 
     def finish_copied(result: BatchResult) -> None:
         finish(result)
-        outputs = result.outputs
+        outputs, room = result.outputs, MAX_AT_ONCE
         for context, first, rows, part in result.pending:
             kept, context.kept = context.kept, None
             if kept is None:
@@ -394,6 +403,7 @@ def comparing(copies: Copies, finish: Callable[[BatchResult], None]) -> Callable
                 copies.count(kept.key, "skipped")
             else:
                 _, plan, _, arrival = context
-                copies.answered(kept, plan, outputs, first, rows, result.timing.done_ns - arrival)
+                took_ns = result.timing.done_ns - arrival
+                room -= copies.answered(kept, plan, outputs, first, rows, took_ns, room)
 
     return finish_copied
