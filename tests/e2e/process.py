@@ -17,7 +17,7 @@ from typing import Final
 from tests.e2e.forking import Forked, fork
 from tests.waiting import wait_until
 
-__all__ = ["FRESH", "PYTHON", "ServerProcess", "command", "environment", "run", "running", "wait_serving"]
+__all__ = ["FRESH", "PYTHON", "ServerProcess", "command", "environment", "is_alive", "run", "running", "wait_serving"]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 #: The interpreter that serves, which need not be the one that tests: free-threaded Python has no grpcio.
@@ -158,6 +158,14 @@ def running(
         if process.poll() is None:
             process.kill()
         process.wait(_STOP_SECONDS)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process has not ended; that it has, its parent may not have taken note of."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def wait_serving(process: subprocess.Popen[bytes] | Forked, log_path: Path) -> int:

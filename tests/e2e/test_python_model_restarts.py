@@ -42,7 +42,22 @@ def server(tmp_path_factory: pytest.TempPathFactory, stop: Path) -> Iterator[Ser
     add_model(root, "two", METHODS % str(stop), more="instance_group { count: 2 }")
     add_model(root, "forking", METHODS % str(stop))
     with running(root, tmp_path_factory.mktemp("log"), flags=["--http-addr", "127.0.0.1:0"]) as process:
+        pid = ask(process, "forking")
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        assert children
         yield process
+        # A server that is killed has no time to end what its models have forked.
+        children += Path(f"/proc/{(pid := ask(process, 'forking'))}/task/{pid}/children").read_text().split()
+        assert process.stop() == 0
+        wait_until(lambda: not any(map(runs, children)))
+
+
+def runs(pid: str) -> bool:
+    """Whether a process has not ended; somebody else may not have taken note of it yet."""
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def get(server: ServerProcess, path: str, said: object = None) -> tuple[int, str]:
