@@ -16,7 +16,7 @@ import pytest
 
 from tests.e2e.control import EXPLICIT, POLL, answer, fails, index
 from tests.e2e.models import add_model, versioned_model
-from tests.e2e.process import ServerProcess, run, running
+from tests.e2e.process import ServerProcess, is_alive, run, running
 from tests.e2e.support import triton
 from tests.repositories.support import Proxy, S3Service
 from tests.waiting import wait_until
@@ -43,7 +43,7 @@ def two(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server
         yield process
         pids = pids_of(process)
         assert process.stop() == 0
-        assert not any(map(is_there, pids))
+        assert not any(map(is_alive, pids))
         assert "Traceback" not in process.log
 
 
@@ -77,13 +77,6 @@ def status(process: ServerProcess) -> dict[str, Any]:
 def pids_of(process: ServerProcess) -> list[int]:
     """The identifiers of the processes, by number."""
     return [one["pid"] for one in status(process)["server"]["processes"][1:]]
-
-
-def is_there(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def counted(client: Any, model: str) -> int:
@@ -224,7 +217,7 @@ def test_processes_poll_together_download_once_and_end_with_their_parent(
         pids = pids_of(process)
         assert len(pids) == 2
         process.process.kill()
-        wait_until(lambda: not any(map(is_there, pids)))
+        wait_until(lambda: not any(map(is_alive, pids)))
 
 
 def test_what_is_wrong_at_the_start_is_said_once(tmp_path: Path) -> None:

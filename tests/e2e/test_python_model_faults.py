@@ -13,7 +13,7 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from tests.e2e.process import ServerProcess, running
+from tests.e2e.process import ServerProcess, is_alive, running
 from tests.e2e.python_models import add_model
 from tests.waiting import wait_until
 
@@ -220,13 +220,6 @@ def links_of(pid: int) -> Iterator[str]:
             yield os.readlink(entry)
         except OSError:
             pass  # closed meanwhile
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_loads_and_unloads_leave_nothing_behind(client: Any, server: ServerProcess) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.process import ServerProcess, running
+from tests.e2e.process import ServerProcess, is_alive, running
 from tests.e2e.python_models import add_model
 from tests.waiting import wait_until
 
@@ -49,15 +49,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, stop: Path) -> Iterator[Ser
         # A server that is killed has no time to end what its models have forked.
         children += Path(f"/proc/{(pid := ask(process, 'forking'))}/task/{pid}/children").read_text().split()
         assert process.stop() == 0
-        wait_until(lambda: not any(map(runs, children)))
-
-
-def runs(pid: str) -> bool:
-    """Whether a process has not ended; somebody else may not have taken note of it yet."""
-    try:
-        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+        wait_until(lambda: not any(is_alive(int(child)) for child in children))
 
 
 def get(server: ServerProcess, path: str, said: object = None) -> tuple[int, str]:

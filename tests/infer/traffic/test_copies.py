@@ -71,7 +71,8 @@ def test_answers_of_a_batch_are_copied_up_to_a_bound(monkeypatch: pytest.MonkeyP
     copies = Copies(lambda: ModelTable({}))
     monkeypatch.setattr(copies, "_put", lambda job: None)
     kept = [take(copies, 1) for _ in range(5)]
-    contexts = [CopiedContext.of((None, plan_of(1), b"", 0), one) for one in kept]
+    call: Any = None
+    contexts = [CopiedContext.of((call, plan_of(1), b"", 0), one) for one in kept]
     outputs = SimpleNamespace(rows=lambda *_, batched: bytes(MAX_COPIED), row_shapes=[(MAX_COPIED,)])
     pending = [(context, 0, 1, None) for context in contexts]
     finished: list[Any] = []
