@@ -10,7 +10,6 @@ import base64
 import json
 import queue
 import sys
-import threading
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,19 +25,27 @@ import pytest
 
 from tests.e2e.free_threading import assert_ran_without_gil
 from tests.e2e.held import Runs, running_held
-from tests.e2e.models import CONFIG, add_model, greatest_model, negating_model
+from tests.e2e.models import CONFIG, add_model, negating_model
 from tests.e2e.process import ServerProcess, running
-from tests.e2e.support import bytes_tensor, triton
+from tests.e2e.regions import (
+    FLAGS,
+    INTERNAL,
+    INVALID,
+    NOT_FOUND,
+    TRANSPORTS,
+    A,
+    B,
+    RegionClient,
+    addsub_inputs,
+    assert_stays_while_used,
+    serving_regions,
+)
+from tests.e2e.support import bytes_tensor
 from tests.fake_cuda import FakeCuda
-from tests.waiting import wait_until
 from toutates.system.cuda import load_cuda
 
-http = pytest.importorskip("tritonclient.http")
 shm = pytest.importorskip("tritonclient.utils.shared_memory")
 
-TRANSPORTS: Final = {"grpc": triton, "http": http}
-FLAGS: Final = ("--allow-client-shm", "--http-addr", "127.0.0.1:0", "--load-models")
-MODELS: Final = "addsub,dynamic,greatest,identity_BYTES,slow"
 CLIENT: Final = "tritonclient.utils.cuda_shared_memory"
 #: What servers run in whose GPU is made up, and in others.
 FAKE, REAL = "tests.fake_cuda", "tests.e2e.held"
@@ -74,44 +81,19 @@ def gpus(request: pytest.FixtureRequest) -> Iterator[tuple[str, ModuleType, int]
 def sharing(
     gpus: tuple[str, ModuleType, int], repository: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[ServerProcess, Runs]]:
-    """A server of its own, because regions belong to the server; runs of the model "slow" may be held."""
-    models = tmp_path_factory.mktemp("models")
-    for name in MODELS.split(","):
-        if name != "greatest":
-            (models / name).symlink_to(repository / name)
-    add_model(models, "greatest", greatest_model(), config=CONFIG.format(8, 8))
-    folder = tmp_path_factory.mktemp("server")
-    with running_held(models, folder, (*FLAGS, MODELS), module=gpus[:1]) as (process, runs):
-        yield process, runs
-        assert process.stop() == 0
-        assert "Traceback" not in process.log
-        assert_ran_without_gil(process)
+    with serving_regions(repository, tmp_path_factory.mktemp, module=gpus[:1]) as served:
+        yield served
 
 
-class Client:
-    """A client of one transport, and the regions that its test makes, which are gone when the test is over."""
+class Client(RegionClient):
+    """Regions are memory of a GPU."""
 
-    def __init__(self, address: tuple[str, str], transport: str, cuda: ModuleType, runs: Runs | None = None) -> None:
-        self.module: ModuleType = TRANSPORTS[transport]
-        self.is_http = transport == "http"
-        self.address = address[self.is_http]
-        self.client = self.module.InferenceServerClient(self.address)
+    def __init__(self, server: ServerProcess, transport: str, cuda: ModuleType, runs: Runs | None = None) -> None:
+        super().__init__(server, transport, runs)
         self.cuda = cuda
-        self._runs = runs
-        self.handles: list[Any] = []
 
-    @property
-    def runs(self) -> Runs:
-        assert self._runs is not None
-        return self._runs
-
-    def close(self) -> None:
-        self.client.unregister_cuda_shared_memory()
-        self.client.unregister_system_shared_memory()
-        wait_until(lambda: not self.status())
-        self.client.close()
-        while self.handles:
-            self.cuda.destroy_shared_memory_region(self.handles.pop())
+    def destroy(self, handle: Any) -> None:
+        self.cuda.destroy_shared_memory_region(handle)
 
     def create(self, name: str, *values: npt.NDArray[Any], size: int = 0, device: int = 0) -> Any:
         """Memory of a GPU, with the arrays or of so many bytes, which is registered by nobody."""
@@ -143,54 +125,14 @@ class Client:
     def contents(self, handle: Any, dtype: Any, shape: Sequence[int]) -> Any:
         return self.cuda.get_contents_as_numpy(handle, dtype, list(shape))
 
-    def input(self, name: str, shape: Sequence[int], datatype: str, *place: Any) -> Any:
-        tensor = self.module.InferInput(name, list(shape), datatype)
-        tensor.set_shared_memory(*place)
-        return tensor
-
-    def output(self, name: str, *place: Any) -> Any:
-        tensor = self.module.InferRequestedOutput(name)
-        tensor.set_shared_memory(*place)
-        return tensor
-
-    def raw(self, name: str, values: npt.NDArray[Any], datatype: str) -> Any:
-        tensor = self.module.InferInput(name, list(values.shape), datatype)
-        tensor.set_data_from_numpy(values)
-        return tensor
-
-    def infer(self, model: str, inputs: Sequence[Any], outputs: Sequence[Any] | None = None) -> Any:
-        return self.client.infer(model, inputs, outputs=outputs)
-
-    def refusal(self, function: Callable[[], Any], statuses: tuple[str, str]) -> str:
-        """The text of a refusal with this status of gRPC or of HTTP."""
-        with pytest.raises(self.module.InferenceServerException) as caught:
-            function()
-        assert str(caught.value.status()).removeprefix("StatusCode.") == statuses[self.is_http]
-        return str(caught.value.message())
-
-
-def addresses(server: ServerProcess) -> tuple[str, str]:
-    return server.address, f"127.0.0.1:{server.rest_port}"
-
 
 @pytest.fixture(params=list(TRANSPORTS))
 def client(
     gpus: tuple[str, ModuleType, int], sharing: tuple[ServerProcess, Runs], request: pytest.FixtureRequest
 ) -> Iterator[Client]:
-    client = Client(addresses(sharing[0]), request.param, gpus[1], sharing[1])
+    client = Client(sharing[0], request.param, gpus[1], sharing[1])
     yield client
     client.close()
-
-
-A: Final = np.arange(16, dtype=np.int32).reshape(1, 16)
-B: Final = np.full((1, 16), 3, np.int32)
-INVALID: Final = ("INVALID_ARGUMENT", "400")
-INTERNAL: Final = ("INTERNAL", "500")
-NOT_FOUND: Final = ("NOT_FOUND", "404")
-
-
-def addsub_inputs(client: Client) -> list[Any]:
-    return [client.input("INPUT0", [1, 16], "INT32", "in", 64), client.input("INPUT1", [1, 16], "INT32", "in", 64, 64)]
 
 
 # --- registering
@@ -244,12 +186,12 @@ def test_what_is_no_memory_or_larger_than_it_is_refused(client: Client) -> None:
 
 
 def test_a_negative_device_is_refused(gpus: tuple[str, ModuleType, int], sharing: tuple[ServerProcess, Runs]) -> None:
-    client = Client(addresses(sharing[0]), "grpc", gpus[1])
+    client = Client(sharing[0], "grpc", gpus[1])
     handle = client.create("r", A)
     text = client.refusal(lambda: client.register("r", handle, 64, -1), INVALID)
     assert text == "failed to register shared memory region: invalid args"
     document = {"raw_handle": {"b64": gpus[1].get_raw_handle(handle).decode()}, "device_id": -1, "byte_size": 64}
-    url = f"http://{addresses(sharing[0])[1]}/v2/cudasharedmemory/region/r/register"
+    url = f"http://127.0.0.1:{sharing[0].rest_port}/v2/cudasharedmemory/region/r/register"
     with pytest.raises(urllib.request.HTTPError) as caught:
         urllib.request.urlopen(url, json.dumps(document).encode())
     assert "device_id" in json.loads(caught.value.read())["error"]
@@ -265,7 +207,7 @@ def test_regions_are_off_unless_the_operator_allows_them(
     disabled = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
     with running(repository, tmp_path, flags, module=module) as process:
         for transport in TRANSPORTS:
-            client = Client(addresses(process), transport, gpus[1])
+            client = Client(process, transport, gpus[1])
             handle = client.create("r", A)
             off = ("UNIMPLEMENTED", "501")
             assert client.refusal(lambda c=client, h=handle: c.register("r", h, 64), off) == disabled  # type: ignore[misc]
@@ -418,24 +360,15 @@ def test_a_region_is_of_the_gpu_that_it_names(gpus: tuple[str, ModuleType, int],
 def test_a_region_in_use_leaves_with_its_request(client: Client) -> None:
     given = client.made("in", np.array([[1]], np.int64))
     out = client.made("out", size=8)
-    tensor = client.input("INPUT", [1, 1], "INT64", "in", 8)
 
-    def ask() -> None:
-        with client.module.InferenceServerClient(client.address) as own:
-            own.infer("slow", [tensor], outputs=[client.output("OUTPUT", "out", 8)])
-
-    asked = threading.Thread(target=ask)
-    begun = client.runs.begun
-    with client.runs.held():
-        asked.start()
-        client.runs.wait_begun(begun + 1)
+    def unregister() -> None:
         client.client.unregister_cuda_shared_memory("in")
         client.client.unregister_cuda_shared_memory()
-        assert sorted(client.status()) == ["in", "out"]
         text = client.refusal(lambda: client.register("in", given, 8), ("ALREADY_EXISTS", "400"))
         assert text == "shared memory region 'in' already in manager"
-    asked.join()
-    wait_until(lambda: not client.status())
+
+    tensor = client.input("INPUT", [1, 1], "INT64", "in", 8)
+    assert_stays_while_used(client, "slow", tensor, client.output("OUTPUT", "out", 8), unregister)
     assert client.contents(out, np.int64, (1, 1)).tolist() == [[1]]
     client.register("in", given, 8)
 
@@ -443,7 +376,7 @@ def test_a_region_in_use_leaves_with_its_request(client: Client) -> None:
 def test_messages_of_a_stream_have_tensors_in_regions(
     gpus: tuple[str, ModuleType, int], sharing: tuple[ServerProcess, Runs]
 ) -> None:
-    client = Client(addresses(sharing[0]), "grpc", gpus[1], sharing[1])
+    client = Client(sharing[0], "grpc", gpus[1], sharing[1])
     client.made("in", A, B)
     out = client.made("out", size=128)
     answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
@@ -486,7 +419,7 @@ def bound(
 def there(
     gpus: tuple[str, ModuleType, int], bound: tuple[ServerProcess, Runs], request: pytest.FixtureRequest
 ) -> Iterator[Client]:
-    client = Client(addresses(bound[0]), request.param, gpus[1], bound[1])
+    client = Client(bound[0], request.param, gpus[1], bound[1])
     yield client
     client.close()
 
@@ -560,21 +493,9 @@ def test_rows_of_another_gpu_are_copied(gpus: tuple[str, ModuleType, int], there
 def test_a_region_stays_while_a_run_uses_it(there: Client) -> None:
     there.made("in", ROWS)
     out = there.made("out", size=ROWS.nbytes)
-
-    def ask() -> None:
-        with there.module.InferenceServerClient(there.address) as own:
-            tensor = there.input("INPUT", [4, 65_536], "FP32", "in", ROWS.nbytes)
-            own.infer("negated", [tensor], outputs=[there.output("OUTPUT", "out", ROWS.nbytes)])
-
-    asked = threading.Thread(target=ask)
-    begun = there.runs.begun
-    with there.runs.held():
-        asked.start()
-        there.runs.wait_begun(begun + 1)
-        there.client.unregister_cuda_shared_memory()
-        assert sorted(there.status()) == ["in", "out"]
-    asked.join()
-    wait_until(lambda: not there.status())
+    tensor = there.input("INPUT", [4, 65_536], "FP32", "in", ROWS.nbytes)
+    output = there.output("OUTPUT", "out", ROWS.nbytes)
+    assert_stays_while_used(there, "negated", tensor, output, there.client.unregister_cuda_shared_memory)
     np.testing.assert_array_equal(there.contents(out, np.float32, ROWS.shape), -ROWS)
 
 
@@ -594,7 +515,7 @@ def test_requests_on_the_gpu_count_as_others_do(there: Client) -> None:
 
 
 def test_many_clients_share_a_gpu(gpus: tuple[str, ModuleType, int], bound: tuple[ServerProcess, Runs]) -> None:
-    client = Client(addresses(bound[0]), "grpc", gpus[1], bound[1])
+    client = Client(bound[0], "grpc", gpus[1], bound[1])
     outs = [(client.made(f"in{at}", ROWS + at), client.made(f"out{at}", size=ROWS.nbytes))[1] for at in range(4)]
     answers: queue.Queue[Any] = queue.Queue()
     for turn in range(40):

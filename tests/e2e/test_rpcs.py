@@ -14,6 +14,7 @@ import pytest
 from tests.e2e.models import DATATYPES, VERSIONS
 from tests.e2e.process import ServerProcess, running
 from tests.e2e.support import INFER, SERVICE, Tensor, call, channel_to, grpc, pb, refused, request, triton
+from tests.waiting import PATIENCE_S
 from toutates.protocol.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 HEALTH = "/grpc.health.v1.Health/"
@@ -176,7 +177,7 @@ def test_all_rpcs_of_the_protocol_are_known(channel: Any) -> None:
     methods = [method.name for method in service.methods if method.name != "ModelStreamInfer"]
     assert len(methods) == 19
     for method in methods:
-        error = channel.unary_unary(SERVICE + method).future(b"", timeout=10).exception()
+        error = channel.unary_unary(SERVICE + method).future(b"", timeout=PATIENCE_S).exception()
         assert error is None or (error.code().name, error.details()) != unknown
 
 
@@ -253,7 +254,7 @@ def test_callbacks_of_async_infer_get_their_own_answers(client: Any) -> None:
             request_id=str(number),
         )
     for _ in range(20):
-        identifier, result, error = answers.get(timeout=10)
+        identifier, result, error = answers.get(timeout=PATIENCE_S)
         assert error is None
         assert result.as_numpy("OUTPUT").tolist() == [[int(identifier) + 10] * 4]
 
@@ -261,7 +262,7 @@ def test_callbacks_of_async_infer_get_their_own_answers(client: Any) -> None:
 def test_callbacks_of_async_infer_get_errors(client: Any) -> None:
     answers: queue.Queue[Any] = queue.Queue()
     client.async_infer("nothing", [mlp_input(1)], lambda result, error: answers.put(error))
-    error = answers.get(timeout=10)
+    error = answers.get(timeout=PATIENCE_S)
     assert error.status() == "StatusCode.NOT_FOUND"
     assert error.message() == "Request for unknown model: 'nothing' is not found"
 

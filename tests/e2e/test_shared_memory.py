@@ -5,69 +5,48 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.e2e.free_threading import assert_ran_without_gil
-from tests.e2e.held import Runs, running_held
-from tests.e2e.models import CONFIG, add_model, greatest_model
+from tests.e2e.held import Runs
 from tests.e2e.process import ServerProcess, run
-from tests.e2e.support import bytes_tensor, triton
+from tests.e2e.regions import (
+    INTERNAL,
+    INVALID,
+    NOT_FOUND,
+    TRANSPORTS,
+    A,
+    B,
+    RegionClient,
+    addsub_inputs,
+    assert_stays_while_used,
+    serving_regions,
+)
+from tests.e2e.support import bytes_tensor
 from tests.waiting import wait_until
 from toutates.system.cuda import load_cuda
 
-http = pytest.importorskip("tritonclient.http")
 shm = pytest.importorskip("tritonclient.utils.shared_memory")
 
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")
-TRANSPORTS: Final = {"grpc": triton, "http": http}
-FLAGS: Final = ("--allow-client-shm", "--http-addr", "127.0.0.1:0", "--load-models")
-MODELS: Final = "addsub,dynamic,greatest,identity_BYTES,slow"
 
 
 @pytest.fixture(scope="module")
 def sharing(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, Runs]]:
-    """A server of its own, because regions belong to the server; runs of the model "slow" may be held."""
-    models = tmp_path_factory.mktemp("models")
-    for name in MODELS.split(","):
-        if name != "greatest":
-            (models / name).symlink_to(repository / name)
-    add_model(models, "greatest", greatest_model(), config=CONFIG.format(8, 8))
-    with running_held(models, tmp_path_factory.mktemp("server"), (*FLAGS, MODELS)) as (process, runs):
-        yield process, runs
-        assert process.stop() == 0
-        assert "Traceback" not in process.log
-        assert_ran_without_gil(process)
+    with serving_regions(repository, tmp_path_factory.mktemp) as served:
+        yield served
 
 
-class Client:
-    """A client of one transport, and the regions that its test makes, which are gone when the test is over."""
+class Client(RegionClient):
+    """Regions are objects of POSIX shared memory."""
 
-    def __init__(self, server: ServerProcess, transport: str, runs: Runs | None) -> None:
-        self.module: ModuleType = TRANSPORTS[transport]
-        self.is_http = transport == "http"
-        self.address = f"127.0.0.1:{server.rest_port}" if self.is_http else server.address
-        self.client = self.module.InferenceServerClient(self.address)
-        self._runs = runs
-        self.handles: list[Any] = []
-
-    @property
-    def runs(self) -> Runs:
-        assert self._runs is not None
-        return self._runs
-
-    def close(self) -> None:
-        self.client.unregister_system_shared_memory()
-        wait_until(lambda: not self.status())
-        self.client.close()
-        for handle in self.handles:
-            shm.destroy_shared_memory_region(handle)
+    def destroy(self, handle: Any) -> None:
+        shm.destroy_shared_memory_region(handle)
 
     def create(self, name: str, *values: npt.NDArray[Any], size: int = 0) -> Any:
         """An object ``/name``, of the arrays or of so many bytes, which is registered by nobody."""
@@ -94,54 +73,12 @@ class Client:
             regions = [{key: getattr(one, key) for key in ("name", "key", "offset", "byte_size")} for one in regions]
         return {one["name"]: (one["key"], one["offset"], one["byte_size"]) for one in regions}
 
-    def input(self, name: str, shape: Sequence[int], datatype: str, *place: Any) -> Any:
-        tensor = self.module.InferInput(name, list(shape), datatype)
-        tensor.set_shared_memory(*place)
-        return tensor
-
-    def output(self, name: str, *place: Any) -> Any:
-        tensor = self.module.InferRequestedOutput(name)
-        if place:
-            tensor.set_shared_memory(*place)
-        return tensor
-
-    def raw(self, name: str, values: npt.NDArray[Any], datatype: str) -> Any:
-        tensor = self.module.InferInput(name, list(values.shape), datatype)
-        tensor.set_data_from_numpy(values)
-        return tensor
-
-    def infer(self, model: str, inputs: Sequence[Any], outputs: Sequence[Any] | None = None, **named: Any) -> Any:
-        return self.client.infer(model, inputs, outputs=outputs, **named)
-
-    def refused(self, function: Callable[[], Any]) -> tuple[str, str]:
-        """Status and text of a refusal."""
-        with pytest.raises(self.module.InferenceServerException) as caught:
-            function()
-        return str(caught.value.status()).removeprefix("StatusCode."), str(caught.value.message())
-
-    def refusal(self, function: Callable[[], Any], statuses: tuple[str, str]) -> str:
-        """The text of a refusal with this status of gRPC or of HTTP."""
-        status, text = self.refused(function)
-        assert status == statuses[self.is_http]
-        return text
-
 
 @pytest.fixture(params=list(TRANSPORTS))
 def client(sharing: tuple[ServerProcess, Runs], request: pytest.FixtureRequest) -> Iterator[Client]:
     client = Client(sharing[0], request.param, sharing[1])
     yield client
     client.close()
-
-
-A: Final = np.arange(16, dtype=np.int32).reshape(1, 16)
-B: Final = np.full((1, 16), 3, np.int32)
-INVALID: Final = ("INVALID_ARGUMENT", "400")
-INTERNAL: Final = ("INTERNAL", "500")
-NOT_FOUND: Final = ("NOT_FOUND", "404")
-
-
-def addsub_inputs(client: Client) -> list[Any]:
-    return [client.input("INPUT0", [1, 16], "INT32", "in", 64), client.input("INPUT1", [1, 16], "INT32", "in", 64, 64)]
 
 
 def contents(handle: Any, shape: Sequence[int] = (1, 16), offset: int = 0) -> Any:
@@ -398,24 +335,15 @@ def test_an_object_may_be_removed_while_it_is_registered(client: Client) -> None
 def test_a_region_in_use_leaves_with_its_request(client: Client) -> None:
     client.made("in", np.array([[1]], np.int64))
     out = client.made("out", size=8)
-    tensor = client.input("INPUT", [1, 1], "INT64", "in", 8)
 
-    def ask() -> None:
-        with client.module.InferenceServerClient(client.address) as own:
-            own.infer("slow", [tensor], outputs=[client.output("OUTPUT", "out", 8)])
-
-    asked = threading.Thread(target=ask)
-    begun = client.runs.begun
-    with client.runs.held():
-        asked.start()
-        client.runs.wait_begun(begun + 1)
+    def unregister() -> None:
         client.client.unregister_system_shared_memory("in")
         client.client.unregister_system_shared_memory()
-        assert sorted(client.status()) == ["in", "out"]
-        text = client.refused(lambda: client.register("in", 8))[1]
+        text = client.refusal(lambda: client.register("in", 8), ("ALREADY_EXISTS", "400"))
         assert text == "shared memory region 'in' already in manager"
-    asked.join()
-    wait_until(lambda: not client.status())
+
+    tensor = client.input("INPUT", [1, 1], "INT64", "in", 8)
+    assert_stays_while_used(client, "slow", tensor, client.output("OUTPUT", "out", 8), unregister)
     assert shm.get_contents_as_numpy(out, np.int64, [1, 1]).tolist() == [[1]]
     client.register("in", 8)
 
@@ -467,7 +395,7 @@ def test_messages_of_a_stream_have_tensors_in_regions(sharing: tuple[ServerProce
 
 @pytest.mark.parametrize("transport", list(TRANSPORTS))
 def test_regions_are_off_unless_the_operator_allows_them(server: ServerProcess, transport: str) -> None:
-    client = Client(server, transport, None)
+    client = Client(server, transport)
     disabled = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
     off = ("UNIMPLEMENTED", "501")
     assert client.refusal(lambda: client.register("r", 64), off) == disabled

@@ -137,6 +137,22 @@ class Running:
             assert time.monotonic() < ends, "waited in vain"
             time.sleep(0.001)
 
+    @contextmanager
+    def asleep(self) -> Iterator[None]:
+        """For the block the worker does nothing: what clients send meanwhile comes together, however slow they are."""
+        asleep, over = threading.Event(), threading.Event()
+
+        def sleep() -> None:
+            asleep.set()
+            assert over.wait(PATIENCE_S)
+
+        self.worker.call_soon(sleep)
+        assert asleep.wait(PATIENCE_S)
+        try:
+            yield
+        finally:
+            over.set()
+
     def rounds(self) -> None:
         """Return when the worker has looked at its sockets, and let its tasks run, a few times more."""
         for _ in range(10):

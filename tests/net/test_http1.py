@@ -147,15 +147,15 @@ def test_a_slow_request_is_timed_out_and_others_are_not(start: bytes) -> None:
 
 def test_a_client_that_waits_long_for_its_answer_is_not_taken_for_dead() -> None:
     limits = Limits(keepalive_time_s=0.1, keepalive_timeout_s=0.1)
-    with (
-        serving(limits) as (server, handler),
-        TextClient(server, request(target="/hold")) as waiting,
-        TextClient(server, request(target="/idle")) as idle,
-    ):
-        assert idle.rest() == answer(b"/idle")
-        server.until(lambda: server.worker.connections == 1)
-        reply(server, handler.held[0], b"at last")
-        waiting.expect(answer(b"at last"))
+    with serving(limits) as (server, handler):
+        with server.asleep():
+            waiting = TextClient(server, request(target="/hold"))
+            idle = TextClient(server, request(target="/idle"))
+        with waiting, idle:
+            assert idle.rest() == answer(b"/idle")
+            server.until(lambda: server.worker.connections == 1)
+            reply(server, handler.held[0], b"at last")
+            waiting.expect(answer(b"at last"))
 
 
 def test_nobody_is_answered_who_has_left() -> None:

@@ -160,13 +160,12 @@ def test_limits_hold_for_every_protocol(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_idle_connections_of_every_protocol_are_told_to_leave() -> None:
-    with (
-        serving(Limits(max_idle_s=0.2)) as server,
-        TextClient(server, b"one\n") as lines,
-        TextClient(server, request()) as http,
-    ):
-        assert lines.rest() == b"ONE\nleave: the connection is idle\n"
-        assert http.rest() == answer(b"/")
+    with serving(Limits(max_idle_s=0.2)) as server:
+        with server.asleep():
+            lines, http = TextClient(server, b"one\n"), TextClient(server, request())
+        with lines, http:
+            assert lines.rest() == b"ONE\nleave: the connection is idle\n"
+            assert http.rest() == answer(b"/")
         assert server.worker.limit_hits["connection_idle"] == 2
 
 

@@ -376,7 +376,7 @@ def test_grpcio_client_makes_unary_and_streaming_calls() -> None:
             stream = channel.stream_stream("/test.Echo/Stream")
             for body in (b"", b"hello", bytes(range(256)) * 20_000):
                 assert echo(body) == body
-                assert echo(body, compression=grpc.Compression.Gzip, timeout=5) == body
+                assert echo(body, compression=grpc.Compression.Gzip, timeout=PATIENCE_S) == body
                 assert echo(body, compression=grpc.Compression.Deflate) == body
                 assert list(stream(iter([body] * 3))) == [body] * 3
             assert channel.unary_unary("/test.Echo/Compressible")(bytes(10_000)) == bytes(10_000)

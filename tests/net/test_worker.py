@@ -741,8 +741,9 @@ def test_idle_and_old_connections_are_told_to_leave_without_an_error(limits: Lim
         assert {one.payload[8:] for one in goaways} == {why}
         name = "connection_idle" if idle else "connection_age"
         assert server.worker.limit_hits[name] == 1
-        with RawClient(server) as again:
-            again.send(unary(1))
+        with server.asleep():
+            again = RawClient(server, OPENING + unary(1))
+        with again:
             assert again.until(DATA).payload == message(b"hello")
 
 
