@@ -12,6 +12,7 @@ import pytest
 from huggingface_hub import close_session, constants
 
 from tests.ports import dead_port
+from tests.repositories.answers import Answer, answering
 from tests.repositories.hub import Hub, hub
 from tests.repositories.support import files_in, nothing_is_left, quiet
 from toutates.repositories.cache.model_cache import ModelCache
@@ -260,6 +261,15 @@ def test_what_an_operator_has_to_mend_is_said(served: Hub, tmp_path: Path, url: 
         remote.scan()
     assert url in str(caught.value)
     assert "tellnobody" not in str(caught.value)
+
+
+def test_a_page_of_a_byte_now_and_then_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(client, "_WHOLE_SECONDS", 0.1)
+    with answering(lambda method, path, headers: Answer(bytes(100_000), pause_s=0.01)) as slow:
+        monkeypatch.setattr(constants, "ENDPOINT", slow.url)
+        with repository(tmp_path) as remote, pytest.raises(RepositoryError, match="it takes longer than"):
+            remote.scan()
 
 
 def test_signed_urls_are_in_no_message(served: Hub, tmp_path: Path) -> None:

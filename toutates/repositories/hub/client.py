@@ -14,6 +14,7 @@ import random
 import re
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -22,6 +23,7 @@ from urllib.parse import quote, urljoin
 from toutates.repositories.s3.keys import S3Object
 from toutates.repositories.s3.store import ObjectChanged
 from toutates.repositories.specification import HubSpecification
+from toutates.repositories.web.listing import listed_object
 from toutates.system.errors import ConfigurationError, RepositoryError, ToutatesError
 from toutates.system.text import one_line
 
@@ -29,6 +31,8 @@ __all__ = ["HubClient"]
 
 #: Seconds: for connecting, reading, writing, and for a connection of the pool.
 _TIMEOUTS: Final = (5.0, 20.0, 20.0, 20.0)
+#: For a page of a listing as a whole, which could come a byte at a time. Seconds.
+_WHOLE_SECONDS: Final = 60.0
 #: Requests that fail one after the other without a byte of content between them, and how long the next one waits.
 _ATTEMPTS: Final = 4
 _FIRST_WAIT: Final = 0.2  # seconds, doubled each time, and up to twice that at random
@@ -168,10 +172,13 @@ class HubClient:
         while True:
             try:
                 body = bytearray()
+                end = time.monotonic() + _WHOLE_SECONDS
                 with self._answer(url, 0) as (answer, _):
-                    for chunk in answer.iter_raw(_CHUNK):
+                    for chunk in answer.iter_raw():  # as it comes
                         self._check_stopping()
                         body += chunk
+                        if time.monotonic() > end:
+                            raise TimeoutError(f"it takes longer than {_WHOLE_SECONDS:g} s")
                         if len(body) > _MAX_PAGE:
                             raise self._no_hub()
                     following = answer.links.get("next", {}).get("url", "")
@@ -248,14 +255,9 @@ class HubClient:
 def _object(entry: Any) -> S3Object:
     path, size = entry["path"], entry["size"]
     digest = entry["lfs"]["oid"] if entry.get("lfs") else entry["oid"]
-    if (
-        not isinstance(path, str)
-        or not isinstance(size, int)
-        or size < 0
-        or not (_GIT.fullmatch(digest) or _SHA256.fullmatch(digest))
-    ):
+    if not isinstance(size, int) or not (_GIT.fullmatch(digest) or _SHA256.fullmatch(digest)):
         raise ValueError("an entry is none of a file")
-    return S3Object(path, digest, size)
+    return listed_object(path, digest, size)
 
 
 def _digest_of(found: S3Object) -> Any:
