@@ -46,9 +46,9 @@ READ_NS: Final = 4_000_000
 #: on the connection is held up, this is short, and none is waited for longer than AWAIT_NS.
 PACE_NS: Final = 1_000_000
 AWAIT_NS: Final = 5_000_000
-#: It is not waited for fewer bytes than this, and not for more.
+#: It is not waited for fewer bytes than this, and not for more: a tensor of a MiB and what is around it.
 LEAST_AWAITED_BYTES: Final = 65_536
-MOST_AWAITED_BYTES: Final = 1_048_576
+MOST_AWAITED_BYTES: Final = 1_048_576 + 4_096
 #: Buffers per sendmsg call; Linux takes 1,024.
 MAX_BUFFERS: Final = 512
 #: Bytes that a connection sends in its turn, at most. The kernel takes several times as many, and no end of them where
