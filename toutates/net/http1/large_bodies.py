@@ -60,7 +60,7 @@ class Foresight:
 
     def note(self, head: Head) -> None:
         """A large request has come, with this head."""
-        if head is self._like and head.plain and head.octets:
+        if head is self._like and head.plain:  # it is remembered, so it has ``octets``
             self._trust += 1
         else:
             self._like = head
