@@ -83,6 +83,20 @@ def test_a_request_like_those_before_it_comes_as_a_whole_into_the_same_memory() 
         connection.take_output()
 
 
+def test_what_looks_like_the_last_small_request_is_a_part_of_the_body_in_which_it_is() -> None:
+    small = request()
+    body = BODY[len(small) :] + small
+    whole = request("POST", "/a", body)
+    connection = foreseeing(MemoryPool(), request("POST", "/a", BODY))
+    for _ in range(2):
+        assert [target for _, target, _ in conversation([small], connection)[0]] == ["/"]
+    connection.driver.direct = True  # as it is where a read brings the end of a large request and small ones
+    assert hand_in(connection, whole[: -len(small)], direct=True) == []
+    assert connection.http.direct
+    [one] = hand_in(connection, small, direct=False)
+    assert (one.head.target, body_of(one)) == ("/a", body)
+
+
 def test_only_requests_with_the_same_head_are_foreseen() -> None:
     connection = Driven(MemoryPool(), LIMITS)
     for number in range(6):
