@@ -23,7 +23,9 @@ benchmark ends with status 1.
 | ``environments`` | virtual environments and tools, made or found |
 | ``servers``, ``process`` | starting servers; their CPU time and memory |
 | ``models``, ``question``, ``rest_question`` | what is served; a request and the right answer to it |
-| ``h2load``, ``perf_analyzer``, ``round_robin`` | the clients; the last one is ``toutates.bench``'s, in this process |
+| ``h2load``, ``perf_analyzer`` | clients |
+| ``own_client``, ``round_robin``, ``stream_load`` | the client of ``toutates.bench``, in this process |
+| ``alike`` | two servers that are alike, compared by ``toutates bench`` |
 | ``idle`` | connections that are open and idle |
 | ``measure`` | one figure: checks, load, checks |
 | ``sweeps``, ``memory`` | what the loads do not show |

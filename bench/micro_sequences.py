@@ -15,21 +15,25 @@ import argparse
 import statistics
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import grpc
 import numpy as np
+import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from bench.own_client import closed_loop
 from bench.process import cpu_time, resident_mib
-from bench.question import METHOD, framed
-from bench.stream_load import run_streams
+from bench.stream_load import stream_of
 from tests.e2e.process import FRESH, running
+from toutates.bench.answer import Answer
+from toutates.bench.endpoint import parse_endpoint
+from toutates.bench.streams import StreamRequest
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 
 STREAMS: Final = 8
@@ -75,7 +79,7 @@ def write_model(root: Path, name: str, width: int, strategy: str | None) -> None
 
 
 def message(model: str, identifier: int, *, start: bool) -> bytes:
-    """A request, length-prefixed; ``identifier`` is 0 for one of no sequence."""
+    """A request; ``identifier`` is 0 for one of no sequence."""
     made = ModelInferRequest(model_name=model)
     made.inputs.add(name="INPUT", datatype="FP32", shape=[1, WIDTH])
     made.outputs.add(name="OUTPUT")
@@ -84,11 +88,11 @@ def message(model: str, identifier: int, *, start: bool) -> bytes:
         made.parameters["sequence_id"].int64_param = identifier
         made.parameters["sequence_start"].bool_param = start
         made.parameters["sequence_end"].bool_param = False
-    return framed(made.SerializeToString())
+    return made.SerializeToString()
 
 
-class Driver:
-    """Sequences of one model.
+class Sequences:
+    """Sequences of one model, of which each has one request under way at most.
 
     Args:
         server: that has it.
@@ -102,12 +106,8 @@ class Driver:
         self._count = count or SEQUENCES
         ids = range(first, first + count) if count else [0] * SEQUENCES
         self._starts, self._rest = (
-            [[message(model, one, start=start) for one in ids[at::STREAMS]] for at in range(STREAMS)]
-            for start in (True, False)
+            [StreamRequest(message(model, one, start=start)) for one in ids] for start in (True, False)
         )
-        with grpc.insecure_channel(server.address) as channel:
-            answer = channel.unary_unary(METHOD)(message(model, 200 * bool(count), start=True)[5:])
-        self._answer_bytes = 5 + len(answer)
 
     def start(self) -> None:
         """Begin the sequences."""
@@ -119,9 +119,40 @@ class Driver:
         self._run(self._rest, rounds)
         return (cpu_time(self._server.process.pid).total - before) / (rounds * self._count) * 1e6
 
-    def _run(self, bodies: Sequence[Sequence[bytes]], rounds: int) -> None:
-        share = len(bodies[0]) * rounds
-        run_streams(self._server.address, bodies, share, SEQUENCES // STREAMS, self._answer_bytes)
+    def _run(self, requests: Sequence[StreamRequest], rounds: int) -> None:
+        address = self._server.address
+        count = len(requests) * rounds
+        closed_loop(
+            parse_endpoint(address), STREAMS, SEQUENCES, _Turns(requests, rounds), count, make=stream_of(address)
+        )
+
+
+class _Turns:
+    """A request of each sequence in turn, as soon as its last one is answered; see ``toutates.bench.source.Source``."""
+
+    def __init__(self, requests: Sequence[StreamRequest], rounds: int) -> None:
+        self._requests = requests
+        self._left = [rounds] * len(requests)
+        self._ready = deque(range(len(requests)))
+        self._sent: list[int] = []
+
+    def take(self, most: int, *, over: bool) -> Sequence[StreamRequest]:
+        """The next requests."""
+        taken = [self._ready.popleft() for _ in range(min(most, len(self._ready)))]
+        self._sent += taken
+        return [self._requests[place] for place in taken]
+
+    def answered(self, answers: Sequence[Answer]) -> None:
+        """These requests have ended."""
+        for number, _, _ in answers:
+            place = self._sent[number]
+            self._left[place] -= 1
+            if self._left[place]:
+                self._ready.append(place)
+
+    def choices(self, count: int) -> npt.NDArray[np.int64]:
+        """Which sequence the first so many requests were of."""
+        return np.array(self._sent[:count], np.int64)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -148,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _report(server: Any, rounds: int) -> None:
     counts = {"plain1": 0, "direct": SEQUENCES - 1, "oldest": SEQUENCES, "large1": SEQUENCES}
-    few = {name: Driver(server, name, count, 300) for name, count in counts.items()}
+    few = {name: Sequences(server, name, count, 300) for name, count in counts.items()}
     for driver in few.values():
         driver.start()
         driver.cpu_us(50)
@@ -157,7 +188,7 @@ def _report(server: Any, rounds: int) -> None:
     for name in ("direct", "oldest"):
         print(f"{name}: {figures[name]:.1f} us a request, {figures[name] - plain:+.1f} against {plain:.1f} without")
     before = resident_mib(server.process.pid)
-    many = Driver(server, "large1", MANY, 1_000)
+    many = Sequences(server, "large1", MANY, 1_000)
     many.start()
     many.cpu_us(1)
     grown = (resident_mib(server.process.pid) - before) * 2**20
@@ -167,7 +198,7 @@ def _report(server: Any, rounds: int) -> None:
         print(f"{name} live sequences of 4 KB: {figure:.1f} us a request")
 
 
-def _measure(drivers: dict[str, tuple[Driver, int]], rounds: int) -> dict[str, float]:
+def _measure(drivers: dict[str, tuple[Sequences, int]], rounds: int) -> dict[str, float]:
     """The median of each driver's figures, which take turns; the number says how many requests of each sequence."""
     found: dict[str, list[float]] = {name: [] for name in drivers}
     for _ in range(rounds):

@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import base64
-import http.client
 import json
 import random
 import re
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from bench import process
+from bench.client import Outcome
 from bench.environments import Environments
 from bench.errors import NoFigure, Unavailable
 from bench.measure import Measurer
 from bench.models import Model
+from bench.own_client import closed_loop
 from bench.results import Cell, Failure, Figure, Results
 from bench.servers import Server
 from bench.start import Starter
+from toutates.bench.calls import Refused, fetch
+from toutates.bench.endpoint import HTTP, parse_endpoint
+from toutates.bench.http1_connection import HttpConnection, HttpRequest
+from toutates.bench.link import Unreachable
+from toutates.bench.source import Rotation
 
 __all__ = ["DISTRIBUTIONS", "PART", "measure_texts", "some_texts"]
 
@@ -38,6 +40,7 @@ _TEXTS = {"short": 1_500, "paragraphs": 200, "mix": 600}
 #: Requests of many texts to a static model: clients, texts of a request, and texts in all.
 _TABLE = (4, 256, 16_384)
 _OFFLINE_SECONDS = 600
+_FIELDS = {"Content-Type": "application/json"}
 _MOST_DISTANCE = 1e-5
 _WORDS = """
     the server of a model small request batch queue deadline stream frame window tensor row shape latency memory
@@ -184,62 +187,43 @@ def _served(server: Server, model: str, clients: int, together: int, texts: Sequ
     server.check_alive()
     tokens, used = _tokens(server), process.cpu_time(server.pid)
     process.reset_peak(server.pid)
-    began = time.monotonic()
-    first, latencies = _post_all(server.http_address, model, requests, clients)
-    seconds = time.monotonic() - began
+    load = _post_all(server.http_address, model, requests, clients)
     used = process.cpu_time(server.pid) - used
     server.check_alive()
     real, padded = np.subtract(_tokens(server), tokens)
-    p50, p99 = np.percentile(latencies, (50, 99)) * 1e6
+    peak_mib = process.peak_mib(server.pid)
+    body = _body(model, texts[:1])
+    answer = _fetch(server, "POST", "/v1/embeddings", body, _FIELDS)
+    vector = base64.b64decode(json.loads(answer)["data"][0]["embedding"])
     return _Outcome(
-        seconds,
+        load.requests / load.requests_per_second,
         used.user,
         used.system,
         float(padded / real),
-        process.peak_mib(server.pid),
-        first,
-        float(p50),
-        float(p99),
+        peak_mib,
+        np.frombuffer(vector, "<f4").tolist(),
+        load.p50_us,
+        load.p99_us,
     )
 
 
-def _post_all(
-    address: str, model: str, requests: Sequence[Sequence[str]], clients: int
-) -> tuple[Sequence[float], list[float]]:
-    """Send every request; returns the vector of the first text, and the latencies in seconds."""
-    numbers = count()
-    first: list[Any] = []
-    latencies: list[float] = []
-    failed: list[str] = []
+def _body(model: str, texts: Sequence[str]) -> bytes:
+    return json.dumps({"model": model, "input": texts, "encoding_format": "base64"}).encode()
 
-    def client() -> None:
-        connection = http.client.HTTPConnection(address, timeout=60)
-        try:
-            while not failed and (number := next(numbers)) < len(requests):
-                body = json.dumps({"model": model, "input": requests[number], "encoding_format": "base64"})
-                began = time.monotonic()
-                connection.request("POST", "/v1/embeddings", body, {"Content-Type": "application/json"})
-                answer = connection.getresponse()
-                data = answer.read()
-                latencies.append(time.monotonic() - began)
-                if answer.status != 200:
-                    failed.append(f"status {answer.status}: {data[:200]!r}")
-                elif number == 0:
-                    vector = base64.b64decode(json.loads(data)["data"][0]["embedding"])
-                    first.append(np.frombuffer(vector, "<f4").tolist())
-        except (OSError, http.client.HTTPException) as error:
-            failed.append(f"{type(error).__name__}: {error}")
-        finally:
-            connection.close()
 
-    threads = [threading.Thread(target=client) for _ in range(clients)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failed:
-        raise NoFigure(failed[0])
-    return first[0], latencies
+def _post_all(address: str, model: str, requests: Sequence[Sequence[str]], clients: int) -> Outcome:
+    """Send every request over so many connections."""
+    path = "/v1/embeddings"
+    made = [HttpRequest("POST", path, address, _body(model, texts), _FIELDS) for texts in requests]
+    source = Rotation(made, range(len(made)), len(made))
+    return closed_loop(parse_endpoint(address, HTTP), clients, clients, source, len(made), make=HttpConnection)
+
+
+def _fetch(server: Server, method: str, path: str, body: bytes = b"", fields: Mapping[str, str] | None = None) -> bytes:
+    try:
+        return fetch(parse_endpoint(server.http_address, HTTP), method, path, body, fields)
+    except (Refused, Unreachable) as error:
+        raise NoFigure(str(error)) from error
 
 
 def _make_table(model: Path, path: Path) -> None:
@@ -258,12 +242,7 @@ def _make_table(model: Path, path: Path) -> None:
 
 def _tokens(server: Server) -> tuple[float, float]:
     """Tokens of texts that were run, without and with padding."""
-    connection = http.client.HTTPConnection(server.http_address, timeout=60)
-    try:
-        connection.request("GET", "/metrics")
-        text = connection.getresponse().read().decode()
-    finally:
-        connection.close()
+    text = _fetch(server, "GET", "/metrics").decode()
     real, padded = (
         sum(map(float, re.findall(rf"^toutates_{kind}_elements_total\S* (\S+)$", text, re.MULTILINE)))
         for kind in ("real", "padded")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,7 @@ from bench.servers import Server, running
 from bench.start import Starter
 from bench.stream_load import StreamLoad
 from bench.sweeps import sweep_connections
+from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 
 #: Of the environment that the benchmark makes on first use.
 FASTAPI = models.ROOT / ".bench-venvs" / "fastapi" / "bin" / "python"
@@ -72,8 +74,15 @@ def test_streams_count_every_answer(toutates: Server, mlps: list[models.Model]) 
     size = question.check(toutates.address)
     outcome = StreamLoad(2, 3).run(toutates.address, question, 40, size)
     assert (outcome.requests, outcome.p50_us > 0) == (40, True)
-    with pytest.raises(NoFigure, match="an answer has"):
-        StreamLoad(1, 1).run(toutates.address, question, 1, size + 100)
+    unknown = Question(replace(mlps[0], name="nosuch"))
+    with pytest.raises(NoFigure, match=r"ended with \['UNKNOWN'\].*nosuch"):
+        StreamLoad(2, 3).run(toutates.address, unknown, 40, size)
+    other = Question(mlps[0])
+    request = ModelInferRequest.FromString(other.message)
+    request.raw_input_contents[0] = bytes(len(request.raw_input_contents[0]))
+    other.message = request.SerializeToString()
+    with pytest.raises(NoFigure, match="a sampled answer is wrong"):
+        StreamLoad(2, 3).run(toutates.address, other, 40, size)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -51,10 +51,14 @@ class StreamingConnection(ClientConnection):
         authority: host:port.
         metadata: of the stream.
         secure: whether it goes by TLS.
+        names: whether messages get ids; otherwise answers are taken in the order of the requests, as Triton sends them.
     """
 
-    def __init__(self, authority: str, metadata: Mapping[str, str] | None = None, *, secure: bool = False) -> None:
+    def __init__(
+        self, authority: str, metadata: Mapping[str, str] | None = None, *, secure: bool = False, names: bool = True
+    ) -> None:
         super().__init__()
+        self._names = names
         self._head = Request(STREAM, authority, b"", metadata, secure=secure)
         self._is_open = False
         self._begun = 0
@@ -85,11 +89,11 @@ class StreamingConnection(ClientConnection):
         self._begun = place + 1
         self._numbers[place] = number
         self._first[place] = b""
-        name = b"%d" % place
-        size = len(request.message) + 2 + len(name)
-        self._pending += b"\0" + size.to_bytes(4, "big")
+        digits = b"%d" % place
+        name = _ID_TAG + bytes([len(digits)]) + digits if self._names else b""
+        self._pending += b"\0" + (len(request.message) + len(name)).to_bytes(4, "big")
         self._pending += request.message
-        self._pending += _ID_TAG + bytes([len(name)]) + name
+        self._pending += name
         self._send_bodies()
 
     def _send_bodies(self) -> None:
