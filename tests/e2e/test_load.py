@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.held import Runs
 from tests.e2e.process import ServerProcess
 from tests.ports import dead_port
-from toutates.bench.arrivals import CONSTANT, make_schedule
+from toutates.bench.arrivals import CONSTANT, Schedule, make_schedule
 from toutates.bench.client_connection import ClientConnection, Request
 from toutates.bench.driver import Driver
 from toutates.bench.endpoint import GRPC, Endpoint
@@ -61,6 +61,21 @@ def test_requests_without_an_answer_are_told_when_patience_ends(held_server: tup
         record = driver.run_schedule(schedule, 0.1, patience_s=0)
     assert record.statuses.tolist() == [UNANSWERED] * 4
     assert summarise(record, 1, 10**9).total.statuses == {"UNANSWERED": 4}
+
+
+def test_answers_to_a_warming_up_are_not_taken_for_those_of_the_load(held_server: tuple[ServerProcess, Runs]) -> None:
+    server, runs = held_server
+    rows = [np.full((1, 1), value, np.int64) for value in (1, 2)]
+    requests = [Request(PATH, "localhost", message("slow", row, "INT64")) for row in rows]
+    first, second = (Schedule(np.array([0]), np.array([choice])) for choice in (0, 1))
+    endpoint = Endpoint(GRPC, "127.0.0.1", server.port)
+    with contextlib.closing(Driver(endpoint, 1, requests, ClientConnection)) as driver:
+        with runs.held():
+            assert driver.run_schedule(first, 0.1, patience_s=0).statuses.tolist() == [UNANSWERED]
+            driver.forget()
+        assert driver.run_schedule(second, 0.1, patience_s=60).statuses.tolist() == [0]
+        ((_, answer),) = driver.samples
+    assert ModelInferResponse.FromString(answer[5:]).raw_output_contents[0] == rows[1].tobytes()
 
 
 def test_a_server_that_is_not_there_is_told() -> None:

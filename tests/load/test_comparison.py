@@ -52,6 +52,24 @@ def test_a_difference_that_is_certain_and_small_does_not_count() -> None:
     assert not found.real
 
 
+def test_an_interval_that_says_nothing_is_told_so() -> None:
+    blocks = [[(0, {"rate": 100.0}), (1, {"rate": 300.0})], [(0, {"rate": 100.0}), (1, {"rate": 30.0})]]
+    (found,) = compare_blocks(["rate"], blocks)
+    assert found.text().split() == [
+        "rate",
+        "-5.1%",
+        "(or",
+        "anything",
+        "else)",
+        "no",
+        "difference",
+        "that",
+        "can",
+        "be",
+        "told",
+    ]
+
+
 def test_orders_of_a_block_are_balanced() -> None:
     rng = np.random.default_rng(1)
     assert {block_order(rng) for _ in range(50)} == {(0, 1, 1, 0), (1, 0, 0, 1)}

@@ -22,7 +22,7 @@ def measured(rate: float, latency_ms: float, cpu: float = 0.5, failed: int = 0) 
     one = OutcomeOfRequest(1_000 + failed, 1_000, 1_000, Counter(OK=1_000, UNAVAILABLE=failed), took, took)
     lag = Latencies()
     lag.record(np.array([1_000]))
-    return Measured([Outcome(1_000 / rate, [one], lag, cpu)], open_loop=True)
+    return Measured([Outcome(1_000 / rate, [one], lag, cpu, answered_meanwhile=1_000)], open_loop=True)
 
 
 def queue(knee: float) -> Callable[[float], Measured]:

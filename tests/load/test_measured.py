@@ -24,7 +24,7 @@ def outcome(answered: int, lag_ms: float = 0.0, cpu: float = 0.5) -> Outcome:
     """Of a second, in which one request failed."""
     took = latencies(*[10.0] * answered)
     one = OutcomeOfRequest(answered + 1, answered, answered, Counter(OK=answered, UNAVAILABLE=1), took, took)
-    return Outcome(1.0, [one], latencies(lag_ms), cpu)
+    return Outcome(1.0, [one], latencies(lag_ms), cpu, answered_meanwhile=answered)
 
 
 def test_figures_are_of_all_repeats() -> None:
@@ -33,6 +33,13 @@ def test_figures_are_of_all_repeats() -> None:
     assert found["requests_per_second_interval"] == pytest.approx(12.71 * 2, rel=0.01)
     assert found["statuses"] == {"OK": 198, "UNAVAILABLE": 2}
     assert found["latency_us"]["p99"] == pytest.approx(10_000, rel=0.01)
+
+
+def test_what_an_open_loop_is_answered_after_its_time_is_no_rate() -> None:
+    late = outcome(97)
+    late.answered_meanwhile, late.last_answer_s = 40, 5.0
+    assert Measured([late], open_loop=True).rates() == [40]
+    assert Measured([late], open_loop=False).rates() == [97 / 5]
 
 
 @pytest.mark.parametrize(

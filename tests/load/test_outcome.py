@@ -36,10 +36,13 @@ def test_requests_without_a_right_answer_are_offered_and_nothing_else() -> None:
     assert (second.offered, second.in_time, second.statuses) == (1, 1, {"OK": 1})
 
 
-def test_the_time_of_the_last_right_answer_is_told() -> None:
+def test_the_time_of_the_last_right_answer_and_how_many_came_in_the_loads_time_are_told() -> None:
     rows = [(0, 0, 0, 0, 2_100, 0), (0, 0, 0, 0, 5, 0), (0, 0, 0, 0, 2_200, 8), (0, 0, 0, 0, NEVER, UNANSWERED)]
-    assert summarise(record(rows), 1, BOUND).last_answer_s == 2.1
-    assert summarise(record(rows[2:]), 1, BOUND).last_answer_s == 0
+    outcome = summarise(record(rows), 1, BOUND)
+    assert (outcome.last_answer_s, outcome.answered_meanwhile) == (2.1, 1)
+    assert merge([outcome, summarise(record(rows), 1, BOUND)]).answered_meanwhile == 2
+    outcome = summarise(record(rows[2:]), 1, BOUND)
+    assert (outcome.last_answer_s, outcome.answered_meanwhile) == (0, 0)
 
 
 def test_a_client_that_was_late_has_no_verdict() -> None:

@@ -24,6 +24,7 @@ _WRONG: Final = 0.01
 #: Less is no difference, however certain: a port's number or the order of two starts can make it.
 _TRIFLE: Final = 0.02
 LEAST_BLOCKS: Final = 4
+_ANYTHING: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,9 @@ class Difference:
 
     def text(self) -> str:
         """In words."""
-        said = f"{self.ratio - 1:+.1%} ({self.low - 1:+.1%} to {self.high - 1:+.1%})"
+        # Few blocks that differ much have an interval that says nothing.
+        interval = f"{self.low - 1:+.1%} to {self.high - 1:+.1%}" if self.high < _ANYTHING else "or anything else"
+        said = f"{self.ratio - 1:+.1%} ({interval})"
         return f"{self.figure:6} {said:32} {'DIFFERENT' if self.real else 'no difference that can be told'}"
 
 

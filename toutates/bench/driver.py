@@ -36,7 +36,7 @@ _ALL_AT_ONCE: Final = 256
 _BURST: Final = 64
 #: The head start that the first request gets.
 _BEGIN_NS: Final = 10_000_000
-#: After so many answers with status OK another one is kept, to be checked.
+#: After so many answers with status OK another one is kept, to be checked; at first after fewer.
 _SAMPLED: Final = 97
 _MOST_SAMPLES: Final = 2_000
 #: Of the bytes of kept answers; the first answer is kept whatever its size.
@@ -97,7 +97,15 @@ class Driver:
         self._poll.close()
 
     def forget(self) -> None:
-        """Forget what was answered so far, which was to warm up."""
+        """Forget what was answered so far, which was to warm up.
+
+        Raises:
+            Unreachable: a connection with calls without an answer, which is made anew, cannot be.
+        """
+        for link in list(self._links):
+            if link.protocol.under_way:  # their answers would be taken for those of the next load
+                self._remove(link)
+                self._add()
         self.samples.clear()
         self.texts.clear()
         self._right = self._others = self._sample_bytes = self._next_sample = 0
@@ -303,7 +311,7 @@ class Driver:
                     self.texts[status] = one_line(link.protocol.texts.get(status, ""), _MOST_TEXT)
         self._others += len(answers) - right
         if right and self._right >= self._next_sample and len(self.samples) < _MOST_SAMPLES:
-            self._next_sample = self._right + _SAMPLED
+            self._next_sample = self._right + min(len(self.samples) + 1, _SAMPLED)
             number, message = next((number, message) for number, status, message in answers if not status)
             if not self.samples or self._sample_bytes + len(message) <= _MOST_SAMPLE_BYTES:
                 self.samples.append((number, bytes(message)))
@@ -313,11 +321,7 @@ class Driver:
     def _drop(self, link: Link, why: str, take: Take) -> None:
         """A connection has ended, and its calls are lost. One that answered calls is made anew."""
         now = time.perf_counter_ns()
-        self._poll.unregister(link.sock)
-        del self._by_fd[link.sock.fileno()]
-        link.close()
-        self._links.remove(link)
-        self._ring.remove(link)
+        self._remove(link)
         lost = [(number, LOST, b"") for number in link.protocol.under_way]
         link.protocol.ended = link.protocol.ended or why
         if lost:
@@ -326,14 +330,23 @@ class Driver:
             take(link, lost, now)
         if link.answered:
             try:
-                (again,) = connect(self._endpoint, self._make, self._context)
+                self._add()
             except Unreachable as error:
                 self.texts[LOST] = one_line(f"{why}; then {error}", _MOST_TEXT)
-                return
-            again.register(self._poll)
-            self._links.append(again)
-            self._ring.append(again)
-            self._by_fd[again.sock.fileno()] = again
+
+    def _remove(self, link: Link) -> None:
+        self._poll.unregister(link.sock)
+        del self._by_fd[link.sock.fileno()]
+        link.close()
+        self._links.remove(link)
+        self._ring.remove(link)
+
+    def _add(self) -> None:
+        (link,) = connect(self._endpoint, self._make, self._context)
+        link.register(self._poll)
+        self._links.append(link)
+        self._ring.append(link)
+        self._by_fd[link.sock.fileno()] = link
 
 
 def _record(

@@ -133,9 +133,12 @@ class Measured:
 
     def rates(self) -> list[float]:
         """Requests answered with OK per second, of each repeat."""
-        # A closed loop waits for what is under way at its end: these answers count, and so does the time they take.
+        # A closed loop waits for what is under way at its end: these answers count, and so does the time they take. An
+        # open loop may have offered more than the server answers meanwhile: what it answers later is no rate.
         return [
-            one.total.answered / (one.seconds if self.open_loop else max(one.seconds, one.last_answer_s))
+            one.answered_meanwhile / one.seconds
+            if self.open_loop
+            else one.total.answered / max(one.seconds, one.last_answer_s)
             for one in self.outcomes
         ]
 

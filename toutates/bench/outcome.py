@@ -132,6 +132,7 @@ class Outcome:
         client_waited: for how much of the time the client could have run, and waited for a core; likewise.
         client_seconds: of CPU, of all clients.
         timeline: what was answered in each piece of the load's time, all of one length.
+        answered_meanwhile: with status OK, before the load's time was over.
         last_answer_s: when the last request with status OK was answered, seconds from the beginning. A closed loop
             leaves some under way at its end, mostly those that take longest: what they take is not in ``seconds``.
     """
@@ -144,6 +145,7 @@ class Outcome:
     client_seconds: float = 0.0
     timeline: list[Slice] = field(default_factory=list)
     last_answer_s: float = 0.0
+    answered_meanwhile: int = 0
 
     @property
     def total(self) -> OutcomeOfRequest:
@@ -167,6 +169,7 @@ def merge(outcomes: Sequence[Outcome]) -> Outcome:
         first.client_cpu = max(first.client_cpu, other.client_cpu)
         first.client_waited = max(first.client_waited, other.client_waited)
         first.client_seconds += other.client_seconds
+        first.answered_meanwhile += other.answered_meanwhile
         first.last_answer_s = max(first.last_answer_s, other.last_answer_s)
         for one, more in zip(first.requests, other.requests, strict=True):
             one.add(more)
@@ -215,6 +218,7 @@ def summarise(record: Record, kinds: int, bound_ns: int) -> Outcome:
         record.cpu_seconds,
         _timeline(record, right, took_ns),
         float(record.answered_ns[right].max(initial=0)) / 1e9,
+        int((record.answered_ns[right] <= record.seconds * 1e9).sum()),
     )
 
 
