@@ -199,6 +199,8 @@ def _loads(parsed: argparse.Namespace, endpoint: Endpoint) -> list[Load]:
         raise ConfigurationError(
             "is of a closed loop, and --rate of an open one", key="--concurrency", remedy="give one"
         )
+    if parsed.seconds == 0:
+        raise ConfigurationError("must be above 0", key="--seconds", value="0")
     if not 0 <= parsed.warmup <= 600:
         raise ConfigurationError("must be from 0 to 600", key="--warmup", value=f"{parsed.warmup:g}")
     base = Load(

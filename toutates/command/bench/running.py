@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -46,6 +47,7 @@ def bench(parsed: argparse.Namespace) -> int:
         ConfigurationError: an argument cannot be used.
     """
     wanted = read_flags(parsed)
+    _check_files(parsed)
     names = ", ".join(target.model for target in wanted.questions.targets)
     title = f"{names} at {wanted.endpoint}" + (f" and {wanted.other}" if wanted.other else "")
     report = Report(title, datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
@@ -201,15 +203,36 @@ def _close(prepared: Prepared) -> None:
         prepared.close()
 
 
+_FILES: Final = {"csv": write_csv, "html": write_html}
+
+
+def _check_files(parsed: argparse.Namespace) -> None:
+    """Whether the files can be written, before anything is measured."""
+    for name in _FILES:
+        if path := getattr(parsed, name):
+            there = Path(path).exists()
+            _to_file(name, path, "", "a")
+            if not there:
+                Path(path).unlink()
+
+
+def _to_file(name: str, path: str, text: str, mode: str = "w") -> None:
+    try:
+        with open(path, mode, encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise ConfigurationError(f"cannot be written: {error.strerror}", key=f"--{name}", value=path) from None
+
+
 def _write(parsed: argparse.Namespace, report: Report) -> None:
     """Print the report, and write its files."""
-    for name, make in (("csv", write_csv), ("html", write_html)):
-        path = getattr(parsed, name)
-        if path:
-            try:
-                Path(path).write_text(make(report), encoding="utf-8")
-            except OSError as error:
-                raise ConfigurationError(f"cannot be written: {error.strerror}", key=f"--{name}", value=path) from None
+    _print(parsed, report)
+    for name, make in _FILES.items():
+        if path := getattr(parsed, name):
+            _to_file(name, path, make(report))
+
+
+def _print(parsed: argparse.Namespace, report: Report) -> None:
     if parsed.json:
         print(json.dumps(report.to_json(), indent=1))
         return
