@@ -34,6 +34,8 @@ class Model:
         target_ms: of the version.
         learned: whether runs have been seen before.
         batch_rows: most rows of a run.
+        varying: by which the times of runs differ, as the standard deviation of their logarithm; where they do, batches
+            that are late are left out.
     """
 
     def __init__(
@@ -46,8 +48,10 @@ class Model:
         learned: bool = True,
         batch_rows: int = 64,
         delay_ms: float = 0,
+        varying: float = 0,
     ) -> None:
         self.clock = Clock()
+        self.varying, self.rng = varying, Random(5)
         self.fixed_ns, self.row_ns = int(fixed_ms * MS), int(row_ms * MS)
         self.executors = executors
         self.supertensor = DeadlineSuperTensor(
@@ -106,7 +110,12 @@ class Model:
                 batch = self.queue.next(seal_busy=True)
             if batch is None:
                 return
-            ends_ns = self.clock.now_ns + self.fixed_ns + self.row_ns * batch.rows
+            if self.varying and self.queue.is_too_late(batch):
+                del self.requests[batch]
+                self.supertensor.release(batch)
+                continue
+            longer = self.rng.lognormvariate(-(self.varying**2) / 2, self.varying)
+            ends_ns = self.clock.now_ns + int((self.fixed_ns + self.row_ns * batch.rows) * longer)
             heapq.heappush(self.running, (ends_ns, batch.order, batch))
 
     def wait_until(self, now_ns: int) -> None:
@@ -281,8 +290,8 @@ def test_a_request_of_several_batches_takes_as_long_as_all_of_them() -> None:
 def test_the_delay_of_a_batch_is_part_of_what_a_request_takes() -> None:
     model = Model(4, 0, delay_ms=8)
     assert model.asked()
-    with pytest.raises(BeyondTarget, match="would take 19 ms, 9 of them"):
-        Model(10, 0, delay_ms=9).ask()
+    with pytest.raises(BeyondTarget, match="would take 21 ms, 9 of them"):
+        Model(12, 0, delay_ms=9).ask()
 
 
 @pytest.mark.parametrize("burst", [1, 40], ids=["regular", "in bursts"])
@@ -305,6 +314,44 @@ def test_overload_leaves_the_goodput_near_its_peak_and_little_load_is_answered(
     if burst == 1:
         assert goodput[0.5] >= 0.99
     assert goodput[3.0] >= 0.9
+
+
+@pytest.mark.parametrize(("load", "least"), [(0.3, 0.9), (0.5, 0.82), (0.7, 0.75)])
+def test_runs_that_vary_do_not_make_a_model_refuse_what_could_be_in_time(load: float, least: float) -> None:
+    # A run takes nearly half of the target. Were runs given so much more time as they are off by, these would be 0.86,
+    # 0.78 and 0.71.
+    model = Model(2, 7, batch_rows=2, varying=0.25)
+    model.wait_ns, model.around_ns = MS * 4 // 10, MS * 8 // 10
+    rng, rate = Random(5), load / 9
+    in_time, _ = model.offer([rng.expovariate(rate / MS) for _ in range(4_000)])
+    assert in_time >= least * rate
+
+
+def test_what_is_kept_back_grows_with_batches_that_are_late_and_is_given_up_where_none_are() -> None:
+    model = Model(3.9, 0)
+    queue = model.queue
+    eighth = queue.target_ns // 8
+    assert queue.reserve_ns == eighth
+    for _ in range(100):
+        model.ask()
+        model.wait(10)
+    assert queue.reserve_ns == 0
+    # Requests that are expected to be done in time by a hair are let in.
+    shapes = [model.supertensor.lane(((0, (length,)),)) for length in range(2, 12)]
+    assert [model.asked(1, always, lane) for lane in shapes] == [True] * 5 + [False] * 5
+    model.wait(100)
+    model.fixed_ns = 30 * MS
+    for _ in range(100):
+        model.ask()
+        model.wait(120)
+    assert queue.reserve_ns == 3 * eighth
+    # Of a request with nothing in front of it, nothing is.
+    model.fixed_ns = 14 * MS
+    for _ in range(100):
+        model.wait(120)
+        model.ask()
+    model.wait(20)
+    assert model.asked()
 
 
 def test_what_a_request_waits_for_its_worker_is_taken_off_its_time_and_told() -> None:

@@ -9,6 +9,12 @@ Whether a request makes its deadline is known when it comes, by the work in fron
   takes nearly as long as one of many, and a server that spends its time on small runs answers less of what it is asked.
 - Else it is refused, and nothing is done for it.
 
+What is expected is what runs take on average. How far that can be relied on is told by what becomes of batches: after
+each one that is late more time is kept back (``reserve_ns``), after each that is not a little less, so that one of
+``_LATE_ONE_OF`` is late where requests are refused. At little load nothing is kept back, and only what is expected to
+be late is refused: a wrong guess then costs time that nobody else wants. So does that of a request with nothing in
+front.
+
 Batches are in the order of their deadlines without anybody's sorting them, because all requests of a version have the
 same target. A client's own deadline decides whether its request is refused, and nothing else: it neither brings the
 request forward nor bounds the batch that it is in. So nobody gains time by asking for an answer in a millisecond.
@@ -34,8 +40,14 @@ from toutates.system.errors import BeyondTarget, WouldBeLate
 
 __all__ = ["DeadlineQueue", "Expected"]
 
-#: An eighth of the target is left for what comes before and after: the request is read, the answer is written.
-_AROUND_SHIFT: Final = 3
+#: A batch takes no more rows than its first request has time for, with an eighth of the target to spare.
+_SPARE_SHIFT: Final = 3
+#: As much is kept back before anything was learned, and three times as much at most.
+_MOST_RESERVES: Final = 3
+#: Of the batches that a model could only just let in, one of so many may be late.
+_LATE_ONE_OF: Final = 16
+#: A batch that is late adds this part of the target to what is kept back.
+_LATE_SHIFT: Final = 5
 #: After four times the target without a run, a request is let in to see what one takes.
 _FORGET_SHIFT: Final = 2
 #: For how long requests like one that was refused are refused without another look, unless a run begins or ends.
@@ -50,15 +62,18 @@ class Expected:
     """What is expected of a batch.
 
     Attributes:
-        first_ns: when it is to be done, for the first of its requests not to be late; monotonic nanoseconds.
+        first_ns: when it is to be done, with time to spare, for the first of its requests not to be late; monotonic
+            nanoseconds.
+        late_ns: when the first of its requests is late.
         last_ns: when the last of its requests is late.
-        work_ns: what its run is to be given.
+        work_ns: what its run takes on average.
         began_ns, ends_ns: when an executor got it, and when it is to be done; 0 before.
         ran: whether it has been computed.
         left_ns: when it was left out, because it was late; 0 if it was not.
     """
 
     first_ns: int
+    late_ns: int
     last_ns: int
     work_ns: int = 0
     began_ns: int = 0
@@ -79,6 +94,7 @@ class DeadlineQueue(BatchQueue):
     Attributes:
         target_ns: as given.
         profile: of all runs of the version, for shapes of rows that have not run.
+        reserve_ns: how much earlier than in time a request must be expected to be done.
     """
 
     def __init__(
@@ -98,8 +114,9 @@ class DeadlineQueue(BatchQueue):
         self.profile = Profile()
         self._name = name
         self._executors = executors
-        #: how long the request that is being let in may take, and from when on it is late whatever is done for it
-        self._bound_ns = target_ns - (target_ns >> _AROUND_SHIFT)
+        self._spare_ns = self.reserve_ns = target_ns >> _SPARE_SHIFT
+        #: how long the request that is being let in may take with time to spare, and from when on it is late
+        self._bound_ns = target_ns - self._spare_ns
         self._last_ns = target_ns
         self._profiles: MutableMapping[Lane, Profile] = WeakKeyDictionary()
         self._expected: dict[Batch, Expected] = {}
@@ -143,7 +160,7 @@ class DeadlineQueue(BatchQueue):
         """
         now_ns = self._clock_ns()
         target_ns = self.target_ns
-        self._bound_ns = target_ns - max(target_ns >> _AROUND_SHIFT, around_ns)
+        self._bound_ns = target_ns - max(self._spare_ns, around_ns)
         self._last_ns = target_ns - around_ns
         if now_ns < self._refused_until_ns and lane is self._refused_lane and rows >= self._refused_rows:
             self._refuse()
@@ -185,17 +202,20 @@ class DeadlineQueue(BatchQueue):
             self._check_caller(now_ns, starts_ns, starts_ns, is_wanted)
             return
         batches = ceil(rows / lane.batch_rows)
-        alone_ns = batches * profile.time_ns(ceil(rows / max(batches, 1)))
+        alone_ns = batches * profile.mean_ns(ceil(rows / max(batches, 1)))
         paying = max(rows, profile.least_rows(lane.batch_rows, self._bound_ns >> 1)) if waits else rows
         paying_ns = alone_ns if paying == rows else profile.time_ns(paying)
-        late_ns = starts_ns + paying_ns - now_ns - self._bound_ns
+        most_ns = self._last_ns
+        if waits:
+            most_ns = self._bound_ns if paying > rows else most_ns - self.reserve_ns
+        late_ns = starts_ns + paying_ns - now_ns - most_ns
         if late_ns > 0:
             retry_ns = late_ns if waits else forgets_ns
             if now_ns >= self._words_until_ns or lane is not self._refused_lane or rows != self._refused_rows:
                 around_ns = self.target_ns - self._last_ns
                 takes_ns = starts_ns + paying_ns - now_ns
                 in_front = f"{_ms(starts_ns - now_ns)} of them for what is in front of it"
-                if around_ns > self.target_ns >> _AROUND_SHIFT:
+                if around_ns > self._spare_ns:
                     takes_ns += around_ns
                     in_front += f" and {_ms(around_ns)} to be read and answered by a busy worker"
                 self._words = (
@@ -234,13 +254,14 @@ class DeadlineQueue(BatchQueue):
         """See ``BatchQueue``."""
         super().add_open(batch)
         now_ns = self._clock_ns()
-        self._expected[batch] = Expected(now_ns + self._bound_ns, now_ns + self._last_ns)
+        late_ns = now_ns + self._last_ns
+        self._expected[batch] = Expected(now_ns + self._bound_ns, late_ns, late_ns)
 
     def note_rows(self, batch: Batch) -> None:
         """Rows of one more request have been reserved in a batch that is open, or was until now."""
         expected = self._expected[batch]
         expected.last_ns = self._clock_ns() + self._last_ns
-        work_ns = self.profile_of(batch.lane).time_ns(batch.rows)
+        work_ns = self.profile_of(batch.lane).mean_ns(batch.rows)
         self._waiting_ns += work_ns - expected.work_ns
         expected.work_ns = work_ns
 
@@ -263,10 +284,12 @@ class DeadlineQueue(BatchQueue):
         if expected.ran:
             self._ran_ns = self._clock_ns()
             took_ns = self._ran_ns - expected.began_ns
+            self._learn_reserve(late=self._ran_ns > expected.late_ns)
         elif expected.left_ns:
             # What it would have taken. Else a server whose executors get no CPU would go on to let in what it leaves
             # out.
             took_ns = expected.left_ns - expected.began_ns + self.profile_of(lane).mean_ns(batch.rows)
+            self._learn_reserve(late=True)
         else:
             return
         profile = self._profiles.get(lane)
@@ -274,6 +297,11 @@ class DeadlineQueue(BatchQueue):
             profile = self._profiles[lane] = Profile()
         profile.note(batch.rows, took_ns)
         self.profile.note(batch.rows, took_ns)
+
+    def _learn_reserve(self, *, late: bool) -> None:
+        step_ns = self.target_ns >> _LATE_SHIFT
+        more_ns = step_ns if late else -(step_ns // (_LATE_ONE_OF - 1))
+        self.reserve_ns = min(max(0, self.reserve_ns + more_ns), _MOST_RESERVES * self._spare_ns)
 
     def is_too_late(self, batch: Batch) -> bool:
         """Whether all requests of a batch that is about to run are late, or will be and others wait."""
