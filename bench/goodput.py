@@ -9,13 +9,16 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from operator import mul
 from pathlib import Path
 from typing import Final
 
 from google.protobuf.message import DecodeError
 
+from bench import process
+from bench.best_order import best_in_time
 from bench.errors import NoFigure
 from bench.goodput_report import BOUND_MS
 from bench.measure import Measurer
@@ -25,7 +28,7 @@ from bench.results import Cell, GoodputFigure, Results
 from bench.servers import Server
 from bench.sized_models import configured, sized_model
 from bench.start import Starter, in_turn
-from toutates.bench.arrivals import Arrivals
+from toutates.bench.arrivals import Arrivals, make_schedule
 from toutates.bench.load import Asked, Load, LoadFailed, LoadResult, run_load
 
 __all__ = ["PART", "measure_goodput"]
@@ -50,6 +53,11 @@ _MOST_LAG_NS: Final = round(BOUND_MS * 1e6 / 10)
 _LENGTH: Final = 2.0
 #: A load for which the client lagged is made again, so often.
 _TRIES: Final = 3
+#: Up to this share the best order is simulated, by what the server took without targets. Beyond, batches are large, and
+#: the simulation knows none.
+_MOST_SIMULATED: Final = 0.7
+#: Threads of Toutates that run batches begin with it.
+_EXECUTOR: Final = "executor"
 
 
 def measure_goodput(
@@ -121,8 +129,11 @@ def _measure(
                     continue
                 cell = Cell(PART, way, arrivals, round(share * 100))
                 load = partial(_load, server, questions[way], share * saturated, variation)
+                simulate = None
+                if way == IN_ORDER and share <= _MOST_SIMULATED and len(os.sched_getaffinity(server.pid)) == 1:
+                    simulate = partial(_best_share, questions[way], share * saturated, variation)
                 try:
-                    figure = _figure(server, cell, load, number, place, saturated, seconds, core)
+                    figure = _figure(server, cell, load, number, place, saturated, seconds, core, simulate)
                 except NoFigure as error:
                     measurer.refuse(server, cell, number, error)
                     continue
@@ -142,10 +153,14 @@ def _figure(
     saturated: float,
     seconds: float,
     core: int,
+    simulate: partial[float] | None,
 ) -> GoodputFigure:
     """One load, made again while the client is late."""
     for attempt in range(_TRIES):
-        outcome = load(1_000 * number + 10 * place + attempt, seconds, core).outcome
+        seed = 1_000 * number + 10 * place + attempt
+        before = process.thread_seconds(server.pid)
+        outcome = load(seed, seconds, core).outcome
+        after = process.thread_seconds(server.pid)
         if not outcome.lagged(_MOST_LAG_NS):
             break
     total = outcome.total
@@ -164,7 +179,36 @@ def _figure(
         lag_ms=outcome.lag.quantile(0.99) / 1e6,
         client_cpu=outcome.client_cpu,
         has_verdict=not outcome.lagged(_MOST_LAG_NS),
-    )
+        best_share=simulate(
+            seed, seconds, {name: used - before.get(name, 0.0) for name, used in after.items()},
+            [one.answered for one in outcome.requests],
+        ) if simulate else None,
+    )  # fmt: skip
+
+
+def _best_share(
+    questions: Sequence[Question],
+    rate: float,
+    variation: float,
+    seed: int,
+    seconds: float,
+    used: Mapping[str, float],
+    answered: Sequence[int],
+) -> float:
+    """What the best order would have answered in time of a load.
+
+    Args:
+        questions, rate, variation, seed, seconds: of the load.
+        used: seconds of CPU that the server's threads took meanwhile, by their names.
+        answered: how many requests to each model were answered.
+    """
+    alone = [question.run_seconds for question in questions]
+    running = sum(taken for name, taken in used.items() if name.startswith(_EXECUTOR))
+    longer = running / max(sum(map(mul, answered, alone)), 1e-9)
+    beside_ns = (sum(used.values()) - running) / max(sum(answered), 1) * 1e9
+    weights = [weight for _, _, weight in _MODELS.values()]
+    schedule = make_schedule(Arrivals(variation), rate, seconds, weights, seed)
+    return best_in_time(schedule, [own * longer * 1e9 for own in alone], beside_ns, BOUND_MS * 1e6)
 
 
 def _load(

@@ -49,8 +49,11 @@ def goodput_section(results: Results) -> Iterable[str]:
         points = sorted({x for by_x in ways.values() for x in by_x})
         yield f"**{server}, {arrivals}**: answered in time per second, and the share of what was offered:"
         rows = [[way, *(_entry(by_x.get(x, ())) for x in points)] for way, by_x in ways.items()]
+        best = {x: share for x in points if (share := _best(ways, x)) is not None}
+        if best:
+            rows.append(["the best order, simulated", *(f"{best[x]:.1%}" if x in best else "-" for x in points)])
         yield table(["", *(f"{x} %" for x in points)], rows)
-        yield "\n".join(f"- {line}" for way, by_x in ways.items() for line in _verdicts(way, by_x))
+        yield "\n".join(f"- {line}" for way, by_x in ways.items() for line in _verdicts(way, by_x, best.get(_LIGHT)))
         yield "Share of the requests to each model that was answered in time:"
         models = next(iter(next(iter(ways.values())).values()))[0].in_time_by_model
         rows = [
@@ -79,11 +82,18 @@ def _share(figures: Sequence[GoodputFigure]) -> float:
     return statistics.median(one.in_time_per_second / max(one.offered_per_second, 1e-9) for one in figures)
 
 
-def _verdicts(way: str, by_x: Mapping[int, Sequence[GoodputFigure]]) -> Iterable[str]:
+def _best(ways: Mapping[str, Mapping[int, Sequence[GoodputFigure]]], x: int) -> float | None:
+    """What was simulated of the loads at one share of saturation, the median; None if nothing was."""
+    found = [one.best_share for by_x in ways.values() for one in by_x.get(x, ()) if one.best_share is not None]
+    return statistics.median(found) if found else None
+
+
+def _verdicts(way: str, by_x: Mapping[int, Sequence[GoodputFigure]], best: float | None) -> Iterable[str]:
     if _LIGHT in by_x:
         share = _share(by_x[_LIGHT])
         reached = "reached" if share >= _LEAST_IN_TIME else "missed"
-        yield f"{way}: {share:.1%} in time at {_LIGHT} % of saturation; {_LEAST_IN_TIME:.0%} is {reached}"
+        told = "" if best is None else f", by simulation at most about {best:.1%}"
+        yield f"{way}: {share:.1%} in time at {_LIGHT} % of saturation{told}; {_LEAST_IN_TIME:.0%} is {reached}"
     if _HEAVY in by_x:
         peak = max(map(_in_time, by_x.values()))
         left = _in_time(by_x[_HEAVY]) / max(peak, 1e-9)

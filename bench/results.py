@@ -101,6 +101,8 @@ class GoodputFigure:
         lag_ms: how late the client was itself, 99th percentile.
         client_cpu: of the client, as a share of one core.
         has_verdict: False if the client was so late that the figure says nothing of the server.
+        best_share: of the same requests, the share that the best order answers in time by simulation (``best_order``),
+            where runs and all else take the CPU that they have taken; None where that was not simulated.
     """
 
     server: str
@@ -115,6 +117,7 @@ class GoodputFigure:
     lag_ms: float
     client_cpu: float
     has_verdict: bool
+    best_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,29 @@ def figure(server: str, round_number: int, user_us: float, system_us: float = 0.
     return Figure(server, cell, round_number, 1000, user_us, system_us, 5000.0, 100.0, 200.0, batch, 64.0)
 
 
-def goodput(way: str, percent: int, in_time: float, *, has_verdict: bool = True) -> GoodputFigure:
+def goodput(
+    way: str, percent: int, in_time: float, *, has_verdict: bool = True, best_share: float | None = None
+) -> GoodputFigure:
     """Of a server that answers 1,000 a second when it is never without requests."""
     cell = Cell("goodput", way, "Poisson", percent)
     by_model = {"small": 0.75, "large": 0.25}
     offered = 10.0 * percent
     return GoodputFigure(
-        *("toutates", cell, 1, 1_000.0, offered, in_time, in_time, {"OK": 9}, by_model, 0.25, 0.5, has_verdict)
+        *(
+            "toutates",
+            cell,
+            1,
+            1_000.0,
+            offered,
+            in_time,
+            in_time,
+            {"OK": 9},
+            by_model,
+            0.25,
+            0.5,
+            has_verdict,
+            best_share,
+        )
     )
 
 

@@ -89,6 +89,15 @@ def test_goodput_is_shown_with_what_was_to_be_reached() -> None:
     assert "| target, large | 25% | 25% | 25% |" in text
 
 
+def test_what_the_best_order_could_do_stands_beside_goodput() -> None:
+    results = some_results()
+    results.goodput += [goodput("in order", 70, 690, best_share=0.992), goodput("target", 70, 692)]
+    results.goodput += [goodput("in order", 300, 20), goodput("target", 300, 900)]
+    text = markdown(results)
+    assert "| the best order, simulated | 99.2% | - |" in text
+    assert "- target: 98.9% in time at 70 % of saturation, by simulation at most about 99.2%; 99% is missed" in text
+
+
 def test_a_load_whose_client_was_late_has_no_part_in_the_curves() -> None:
     results = some_results()
     results.goodput += [goodput("in order", 70, 690), goodput("in order", 100, 5, has_verdict=False)]
