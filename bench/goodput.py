@@ -158,6 +158,7 @@ def _figure(
     """One load, made again while the client is late."""
     for attempt in range(_TRIES):
         seed = 1_000 * number + 10 * place + attempt
+        server.check_alive()
         before = process.thread_seconds(server.pid)
         outcome = load(seed, seconds, core).outcome
         after = process.thread_seconds(server.pid)
