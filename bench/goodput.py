@@ -31,7 +31,7 @@ from bench.start import Starter, in_turn
 from toutates.bench.arrivals import Arrivals, make_schedule
 from toutates.bench.load import Asked, Load, LoadFailed, LoadResult, run_load
 
-__all__ = ["PART", "measure_goodput"]
+__all__ = ["PART", "measure_goodput", "on_cores"]
 
 PART: Final = "goodput"
 #: Of the rate at which the server answers when it is never without requests.
@@ -85,7 +85,7 @@ def measure_goodput(
             if refusal := _refused(models):
                 results.leave_out(way, refusal)
                 continue
-            with _on(cores[:-1]):
+            with on_cores(cores[:-1]):
                 started = stack.enter_context(starter.servers(models, folder / name))
             ways[way] = started, [Question(model) for model in models]
         for number in range(1, rounds + 1):
@@ -254,7 +254,7 @@ def _refused(models: Sequence[Model]) -> str:
 
 
 @contextlib.contextmanager
-def _on(cores: Sequence[int]) -> Iterator[None]:
+def on_cores(cores: Sequence[int]) -> Iterator[None]:
     """What is started in the block runs on these cores."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
