@@ -25,7 +25,7 @@ from typing import Final, Protocol
 from toutates.engine.batch_queue import BatchQueue
 from toutates.engine.lane import Batch
 from toutates.engine.pool import ExecutorPool
-from toutates.engine.result import BatchResult
+from toutates.engine.result import BatchResult, Timing
 
 __all__ = ["LOOK", "Deliver", "Dispatcher", "ExecutorHandle", "Inbox", "InlineRun"]
 
@@ -64,6 +64,14 @@ class ExecutorHandle:
 
     def run_inline(self, batch: Batch, deliver: Deliver) -> None:
         """Run ``batch``, and what comes meanwhile, on the calling thread, which has claimed this executor for it."""
+        raise NotImplementedError
+
+    def run_claimed(self, batch: Batch) -> Timing | None:
+        """Run a batch without pending requests on the calling thread, which has claimed this executor for it.
+
+        Returns:
+            When it ran. None where it did not: it would have to wait for its turn, or has failed for whatever reason.
+        """
         raise NotImplementedError
 
 

@@ -249,6 +249,25 @@ class Executor(ExecutorHandle, TakesTurns):
             following = self._supertensor.release_inline(batch, self, more=left > 0)
             _deliver(outcomes, deliver)
 
+    def run_claimed(self, batch: Batch) -> Timing | None:
+        """See ``ExecutorHandle``."""
+        turn = self.turn
+        if turn is not None and turn.is_strict:
+            return None
+        taken_ns = time.monotonic_ns()
+        clock_ns = time.thread_time_ns if batch.lane.lasts and self._backend.one_thread else time.monotonic_ns
+        began_ns = clock_ns()
+        try:
+            self._backend.run(batch, 0, batch.rows)
+        except Exception:
+            return None
+        took_ns, rows, lane = clock_ns() - began_ns, batch.rows, batch.lane
+        timing = Timing(taken_ns, self._backend.started_ns, self._backend.ended_ns, time.monotonic_ns())
+        lane.note_run(rows, took_ns)
+        lane.note_wall(rows, timing.done_ns - taken_ns)
+        self._on_batch(rows, rows, timing)
+        return timing
+
     def _run(self, batch: Batch, clock_ns: Callable[[], int]) -> list[Outcome]:
         """Run a batch that nobody else touches any more.
 

@@ -238,6 +238,28 @@ class SuperTensor:
         batch.rows = batch.counted = rows
         return idle.pop(), batch
 
+    def claim(self, batch: Batch) -> ExecutorHandle | None:
+        """Claim an executor for a batch that was never open; the worker runs it at once. Call with the lock held.
+
+        None where its rows had better be added as others: these wait, or runs take long, or there is no room.
+        """
+        executors, budget, queue, rows = self.executors, self.budget, self.queue, batch.rows
+        if (
+            not executors.idle
+            or queue.open
+            or queue.sealed
+            or queue.closed
+            or batch.lane.run_ns[rows.bit_length()] >= self.quick_ns
+            or budget.rows + rows > budget.most_rows
+            or budget.memory_bytes + batch.held_bytes > budget.easy_bytes
+        ):
+            return None
+        queue.running.add(batch)
+        budget.rows += rows
+        budget.memory_bytes += batch.held_bytes
+        batch.counted = rows
+        return executors.idle.pop()
+
     def _check_open(self) -> None:
         if self.queue.closed:
             raise ModelNotReady("Server is stopping, scheduler for model has stopped accepting new inference requests")

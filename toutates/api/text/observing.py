@@ -90,16 +90,22 @@ class TextObserver:
             status: of the answer.
             error: why it was refused; None where it succeeded.
         """
-        key = f"{status} {route}"
-        answers = self.counters.text_answers
-        try:
-            answers[key] += 1
-        except KeyError:
-            # As a whole, because other threads may be reading it.
-            self.counters.text_answers = {**answers, key: 1}
-        self.observer.count(1)
+        self._count(f"{status} {route}", 1)
         if call.context is not None:
             self._end(call, HTTPStatus(status), None if error is None else InvalidRequest(str(error)))
+
+    def answered_alike(self, route: str, count: int) -> None:
+        """Count requests by one route that succeeded, and are not observed."""
+        self._count(f"200 {route}", count)
+
+    def _count(self, key: str, count: int) -> None:
+        answers = self.counters.text_answers
+        try:
+            answers[key] += count
+        except KeyError:
+            # As a whole, because other threads may be reading it.
+            self.counters.text_answers = {**answers, key: count}
+        self.observer.count(count)
 
     def left(self, call: RestHttpCall) -> None:
         """End the observation of a request whose caller has left."""

@@ -14,7 +14,7 @@ from toutates.api.text.problems import Kind, Problem
 from toutates.api.text.reading import BodyReader, check_count, check_texts
 from toutates.api.text.routes import Asked, Computing, Form, Page, Route
 from toutates.api.text.vectors import base64_of, floats_of
-from toutates.backends.text.interface import DEFAULT_OPTIONS, FoundText, Text, TextOptions, TextResult
+from toutates.backends.text.interface import DEFAULT_OPTIONS, Float32, FoundText, Text, TextOptions, TextResult
 
 __all__ = ["ROUTES", "TokenId", "options_of"]
 
@@ -100,8 +100,9 @@ def _ask(request: EmbeddingsRequest, model: str) -> Asked:
     options = DEFAULT_OPTIONS
     if request.dimensions is not None or request.prompt_name is not None or request.truncate is not None:
         options = options_of(request.dimensions, request.prompt_name, request.truncate)
-    write = _write_base64 if request.encoding_format == "base64" else _write_floats
-    return Asked(request.model or model, EMBEDDER, texts, options, write)
+    if request.encoding_format == "base64":
+        return Asked(request.model or model, EMBEDDER, texts, options, _write_base64, write_one=_write_one_base64)
+    return Asked(request.model or model, EMBEDDER, texts, options, _write_floats, write_one=_write_one_of_floats)
 
 
 @lru_cache(1024)
@@ -119,6 +120,14 @@ def _write_base64(result: TextResult, found: FoundText) -> Iterable[bytes]:
     if len(vectors) == 1:  # as it nearly always is
         return (b'%b"%b"}%b' % (_HEAD, base64_of(vectors[0]), tail),)
     return _write_many_base64(vectors, tail)
+
+
+def _write_one_base64(vector: Float32, tokens: int, found: FoundText) -> bytes:
+    return b'%b"%b"}%b' % (_HEAD, base64_of(vector), _tail(found.name, tokens))
+
+
+def _write_one_of_floats(vector: Float32, tokens: int, found: FoundText) -> bytes:
+    return b"%b%b}%b" % (_HEAD, floats_of(vector), _tail(found.name, tokens))
 
 
 def _write_many_base64(vectors: Any, tail: bytes) -> Iterator[bytes]:

@@ -12,7 +12,7 @@ from toutates.api.rest.answers import Answer
 from toutates.api.text.lookup import Wants
 from toutates.api.text.problems import Problem
 from toutates.api.text.reading import BodyReader
-from toutates.backends.text.interface import FoundText, Text, TextOptions, TextResult
+from toutates.backends.text.interface import Float32, FoundText, Text, TextOptions, TextResult
 from toutates.models.table import ModelTable
 
 __all__ = ["Asked", "Computing", "Form", "Page", "Route", "Stepwise"]
@@ -45,6 +45,8 @@ class Asked(msgspec.Struct):
         bulk: characters of texts that the answer repeats.
         check: refuses what does not fit the model that was found, by Problem.
         find: finds the model in the table, where it need not be a text model; None for by ``model`` and ``wants``.
+        write_one: makes the whole body, of the vector of the only text, its number of tokens and the model; None where
+            ``write`` and ``fields`` make the answer.
     """
 
     model: str
@@ -57,6 +59,7 @@ class Asked(msgspec.Struct):
     bulk: int = 0
     check: Callable[[FoundText], None] | None = None
     find: Callable[[ModelTable], FoundText] | None = None
+    write_one: Callable[[Float32, int, FoundText], bytes] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,16 @@ from toutates.api.text.problems import Problem, as_problem
 from toutates.api.text.reading import LARGE_BYTES
 from toutates.api.text.routes import Asked, Form, Page, Route, Stepwise
 from toutates.api.waiting_call import WaitingCall
-from toutates.backends.text.interface import Float32, SparseVector, TextModel, TextOptions, TextResult
+from toutates.backends.text.interface import (
+    MOST_CHARACTERS_HERE,
+    Float32,
+    FoundText,
+    SparseVector,
+    TextModel,
+    TextOptions,
+    TextResult,
+    TextsHere,
+)
 from toutates.infer.inflight import Inflight
 from toutates.infer.parking import Parking
 from toutates.models.table import ModelTable
@@ -33,6 +42,8 @@ from toutates.system.errors import Cancelled, ExecutionFailed, NotLoaded, Overlo
 
 __all__ = ["TextWork"]
 
+#: Runs of texts at the end of a round in its worker's thread; what is left then goes to the models' executors.
+MOST_RUNS_HERE: Final = 4
 #: Numbers of an answer that the worker writes itself, in 1 ms at most.
 SMALL_VALUES: Final = 8_192
 #: What a number takes in the answer, beside its four bytes in the vector.
@@ -72,6 +83,9 @@ class TextWork:
         self._side = side
         #: models with texts that were added in this round
         self._added: set[TextModel] = set()
+        #: requests of this round that may be computed here, by model, options and route; and the last of these
+        self._crowds: dict[tuple[TextModel, int, int], _Crowd] = {}
+        self._crowd: _Crowd | None = None
         #: the worker's thread, while it hands out what it has run itself; else 0, which no thread is
         self.runs_in = 0
 
@@ -137,18 +151,71 @@ class TextWork:
 
     def note_added(self, model: TextModel) -> None:
         """Texts were added to a model, which are to run from the round's end on."""
-        if not self._added:
+        if not (self._added or self._crowd):
             self.worker.at_round_end(self._commit)
         self._added.add(model)
 
+    def gather(self, request: _Request, model: TextModel, options: TextOptions, route: Route) -> None:
+        """Have a request with one short text computed at the round's end, with others of its kind."""
+        crowd = self._crowd
+        if crowd is None or crowd.model is not model or crowd.options is not options or crowd.route is not route:
+            if not (self._added or crowd):
+                self.worker.at_round_end(self._commit)
+            key = model, id(options), id(route)
+            crowd = self._crowd = self._crowds.get(key) or _Crowd(model, options, route)
+            self._crowds[key] = crowd
+        crowd.requests.append(request)
+
     def _commit(self) -> None:
         added, self._added = self._added, set()
+        crowds, self._crowds, self._crowd = self._crowds, {}, None
         self.runs_in = get_ident()
+        runs = MOST_RUNS_HERE
         try:
+            for crowd in crowds.values():
+                runs -= self._compute_here(crowd, runs, added)
             for model in added:
                 model.commit()
         finally:
             self.runs_in = 0
+
+    def _compute_here(self, crowd: _Crowd, most: int, added: set[TextModel]) -> int:
+        """Compute requests in this thread, and add those that it does not take to their model.
+
+        Args:
+            crowd: the requests.
+            most: runs, at most.
+            added: gets the model to which some were added.
+
+        Returns:
+            How many runs it were.
+        """
+        model, left, runs = crowd.model, crowd.requests, 0
+        while left and runs < most:
+            texts = [request.text for request in left]
+            try:
+                done = model.compute_here(texts, crowd.options, self.worker.now_ns)
+            except Exception as error:  # a bug of ours, which is to cost these requests no more than time
+                self.worker.incidents.bug("texts computed by the worker", error)
+                break
+            if done is None:
+                break
+            runs += 1
+            answered = 0
+            for request, vector, tokens in zip(left, done.vectors, done.tokens, strict=False):
+                if vector is None:
+                    request.add()
+                    added.add(model)
+                else:
+                    answered += request.answer_here(vector, tokens, done)
+            if answered:
+                self.observer.answered_alike(crowd.route.path, answered)
+            left = left[len(done.vectors) :]
+        if left:
+            for request in left:
+                request.add()
+            added.add(model)
+        return runs
 
     def aside(self, call: RestHttpCall, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
         """Have something done in the other thread, and go on with what it returns, or with the error that it raises.
@@ -217,11 +284,30 @@ def _size(vector: Float32 | SparseVector) -> int:
     return 2 * len(vector.indices) if isinstance(vector, SparseVector) else vector.size
 
 
+@lru_cache(1024)
+def _head(length: int) -> bytes:
+    """The head of an answer in JSON that succeeded, without its empty line."""
+    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n" % length
+
+
+class _Crowd:
+    """Requests of one round with one short text each, for one model, with the same options, by one route."""
+
+    __slots__ = ("model", "options", "requests", "route")
+
+    def __init__(self, model: TextModel, options: TextOptions, route: Route) -> None:
+        self.model = model
+        self.options = options
+        self.route = route
+        self.requests: list[_Request] = []
+
+
 class _Request:
     """One request.
 
     Attributes:
         held: bytes that are counted for it.
+        text: of one that may be computed here.
     """
 
     __slots__ = (
@@ -233,9 +319,11 @@ class _Request:
         "_form",
         "_found",
         "_lookup",
+        "_options",
         "_route",
         "_work",
         "held",
+        "text",
     )
 
     def __init__(self, work: TextWork, call: RestHttpCall, route: Route, lookup: Lookup, caller: Caller | None) -> None:
@@ -317,14 +405,52 @@ class _Request:
             version = work.get_table().models[found.name].versions[found.version].served
             if version is not None:
                 work.observer.found(call, version, len(asked.texts))
-        found.model.add(asked.texts, options, self._done_soon, self._is_wanted, work.worker.now_ns)
-        work.note_added(found.model)
+        model = found.model
+        if model.may_compute_here and len(asked.texts) == 1:
+            text = asked.texts[0]
+            if type(text) is str and len(text) <= MOST_CHARACTERS_HERE:
+                self.text, self._options = text, options
+                work.gather(self, model, options, self._route)
+                return
+        model.add(asked.texts, options, self._done_soon, self._is_wanted, work.worker.now_ns)
+        work.note_added(model)
+
+    def add(self) -> None:
+        """Add the text to its model after all, which is committed next."""
+        try:
+            found: FoundText = self._found
+            found.model.add((self.text,), self._options, self._done_soon, self._is_wanted, self._work.worker.now_ns)
+        except RequestError as error:
+            self.end(error)
+        except Exception as error:
+            self._fail(error)
 
     def _is_wanted(self, by_ns: int) -> bool:
         """In any thread: whether the caller is there."""
         return self._call.open
 
     # --- from the model to the answer --------------------------------------------------------------------------------
+
+    def answer_here(self, vector: Float32, tokens: int, done: TextsHere) -> bool:
+        """Answer with the vector of the only text; returns whether it is still to be counted as answered."""
+        call, asked = self._call, self._asked
+        write = asked.write_one
+        if write is None or call.context is not None or not call.open:
+            self._done(TextResult((vector,), (tokens,), None, done.times, done.timing))
+            return False
+        try:
+            body = write(vector, tokens, self._found)
+        except RequestError as error:
+            self.end(error)
+            return False
+        except Exception as error:
+            self._fail(error)
+            return False
+        if self._counted:
+            self.end(None)
+        length = len(body)
+        call.responder.reply(call, (_head(length), b"\r\n", body), length)
+        return True
 
     def _done_soon(self, result: TextResult) -> None:
         """In any thread: the texts are computed, or not."""

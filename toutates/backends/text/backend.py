@@ -14,7 +14,8 @@ from typing import Final
 import numpy as np
 
 from toutates.backends.text.computing import Computing
-from toutates.backends.text.interface import Float32, SparseVector, TextError
+from toutates.backends.text.here import HereBatch
+from toutates.backends.text.interface import Fault, Float32, SparseVector, TextError
 from toutates.backends.text.queue import ReadingBatch, TextQueue
 from toutates.backends.text.reading import Reader, ReadTexts
 from toutates.backends.text.work import Row, TextRequest
@@ -97,6 +98,8 @@ class TextBackend:
         """See ``Backend``."""
         if isinstance(batch, ReadingBatch):
             self._read(batch, first, rows)
+        elif isinstance(batch, HereBatch):
+            self._run_here(batch)
         else:
             assert isinstance(batch, PaddedBatch)
             assert isinstance(batch.lane, PaddedLane)
@@ -105,6 +108,32 @@ class TextBackend:
 
     def close(self) -> None:
         """See ``Backend``. The session is that of all executors."""
+
+    def _run_here(self, batch: HereBatch) -> None:
+        settled, counters = batch.settled, self._counters
+        began_ns = time.monotonic_ns()
+        texts = self._reader.ids_of(batch.texts, settled)
+        tokens = list(map(len, texts))
+        self.started_ns = started_ns = time.monotonic_ns()
+        if min(tokens) and max(tokens) <= settled.limit:
+            batch.vectors = list(self._computing.means(texts, tokens, settled))
+        else:
+            fit = [at for at, size in enumerate(tokens) if 0 < size <= settled.limit]
+            if not fit:
+                raise TextError("each of these texts is to be treated by itself", Fault.TOO_LONG)
+            vectors: list[Float32 | None] = [None] * len(texts)
+            fitting = [tokens[at] for at in fit]
+            for at, vector in zip(fit, self._computing.means([texts[at] for at in fit], fitting, settled), strict=True):
+                vectors[at] = vector
+            batch.vectors, tokens = vectors, [size if 0 < size <= settled.limit else 0 for size in tokens]
+            batch.rows = batch.computed = len(fit)
+        self.ended_ns = time.monotonic_ns()
+        batch.tokens = tokens
+        batch.read_ns = read_ns = started_ns - began_ns
+        counters.texts += batch.rows
+        counters.read_ns += read_ns
+        elements = sum(tokens)
+        self._elements.add_elements(batch.rows, elements, elements)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 

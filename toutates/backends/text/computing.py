@@ -15,7 +15,7 @@ from toutates.backends.text.encoder import Encoder, Table
 from toutates.backends.text.folder import TextFolder
 from toutates.backends.text.interface import Fault, Float32, SparseVector, Task, TextError, VectorForm
 from toutates.backends.text.steps import Features, Step, normalized
-from toutates.backends.text.work import Row, Settled
+from toutates.backends.text.work import Ids, Row, Settled
 
 __all__ = ["Computing"]
 
@@ -52,6 +52,22 @@ class Computing:
         """Whether all of a run is on the CPU."""
         return self._encoder.on_cpu
 
+    @property
+    def is_table(self) -> bool:
+        """Whether texts are means of a table's vectors and no more, as ``means`` computes them."""
+        return self._sums is not None
+
+    def means(self, texts: Sequence[Ids], lengths: Sequence[int], settled: Settled) -> Float32:
+        """Compute texts of a table, [texts, dimensions].
+
+        Args:
+            texts: the ids of the tokens of each, of one at least.
+            lengths: how many these are.
+            settled: what all of them want; no vectors of tokens.
+        """
+        assert self._sums is not None
+        return _means(self._sums(texts), lengths, settled)
+
     def run(self, rows: Sequence[Row], length: int) -> list[Float32 | SparseVector | TextError]:
         """Compute a batch; returns what each text gets.
 
@@ -65,7 +81,7 @@ class Computing:
         first = rows[0].context.settled
         is_alike = len(rows) == 1 or all([row.context.settled is first for row in rows])
         if self._sums is not None and is_alike and not first.options.token_vectors:
-            return _means(self._sums(rows), rows, first)
+            return list(_means(self._sums([row.ids for row in rows]), [row.length for row in rows], first))
         features = self._encoder.run(rows, length)
         if self._folder.task is not Task.EMBED:
             return self._scores(rows, features)
@@ -125,14 +141,18 @@ class Computing:
         return found
 
 
-def _means(sums: Float32, rows: Sequence[Row], settled: Settled) -> list[Float32 | SparseVector | TextError]:
-    """What texts get of the sums [texts, dimensions] of their tokens' vectors, which are written over."""
+def _means(sums: Float32, lengths: Sequence[int], settled: Settled) -> Float32:
+    """What texts get, [texts, dimensions].
+
+    Args:
+        sums: of the vectors of their tokens, [texts, dimensions]; they are written over.
+        lengths: how many tokens each has.
+        settled: what all of them want.
+    """
     if not settled.normalize:
-        sums /= np.array([row.length for row in rows], np.float32)[:, None]
+        sums /= np.array(lengths, np.float32)[:, None]
     # Of length 1, the sum is the mean.
-    if len(rows) == 1:
-        return [_finished(sums[0], settled)]
-    return list(_finished(sums, settled))
+    return _finished(sums, settled)
 
 
 def _finished(vectors: Float32, settled: Settled) -> Float32:

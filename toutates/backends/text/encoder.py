@@ -16,7 +16,7 @@ from toutates.backends.text.folder import TextFolder
 from toutates.backends.text.interface import Float32, Task, VectorForm
 from toutates.backends.text.steps import Dense, Features, LayerNorm
 from toutates.backends.text.weights import read_weights
-from toutates.backends.text.work import Row
+from toutates.backends.text.work import Ids, Row
 from toutates.system.errors import ExecutionFailed, ModelLoadError
 
 __all__ = ["Encoder", "Graph", "Table"]
@@ -221,17 +221,21 @@ class Table:
 
     def run(self, rows: Sequence[Row], length: int) -> Features:
         """See ``Encoder``. There are no vectors of tokens in what it returns."""
-        vectors = self.sums(rows)
+        vectors = self.sums([row.ids for row in rows])
         vectors /= np.array([row.length for row in rows], np.float32)[:, None]
         return Features(vectors[:, None], np.ones((len(rows), 1), np.int64), vectors, is_full=True)
 
-    def sums(self, rows: Sequence[Row]) -> Float32:
-        """The sums of the vectors of the texts' tokens, [texts, dimensions]."""
+    def sums(self, texts: Sequence[Ids]) -> Float32:
+        """The sums of the vectors of the tokens of texts, [texts, dimensions].
+
+        Args:
+            texts: the ids of the tokens of each, of one at least.
+        """
         take, add = self._vectors.take, np.add.reduce
-        found = np.empty((len(rows), self._vectors.shape[1]), np.float32)
+        found = np.empty((len(texts), self._vectors.shape[1]), np.float32)
         # One by one: ``reduceat`` over the tokens of all texts takes twice as long, and five times for long texts.
-        for row, own in zip(rows, found, strict=True):
-            add(take(row.ids, 0), 0, out=own)
+        for ids, own in zip(texts, found, strict=True):
+            add(take(ids, 0), 0, out=own)
         return found
 
 

@@ -26,6 +26,7 @@ from toutates.system.errors import InvalidRequest, RequestError, UnknownModel
 
 __all__ = [
     "DEFAULT_OPTIONS",
+    "MOST_CHARACTERS_HERE",
     "Encoded",
     "Fault",
     "Float32",
@@ -41,6 +42,7 @@ __all__ = [
     "TextResult",
     "TextTimes",
     "TextTokenizer",
+    "TextsHere",
     "VectorForm",
     "find_text_model",
     "text_models",
@@ -49,6 +51,10 @@ __all__ = [
 ]
 
 Float32 = npt.NDArray[np.float32]
+
+#: Characters of texts that a worker may read and run itself, where that is known to be quick. They are half a
+#: millisecond of work mostly, and 8 ms at worst, of words that are as long as a tokenizer takes them and not known.
+MOST_CHARACTERS_HERE: Final = 1_024
 
 #: A text: a string; two strings, for models that read pairs, the query first; or ids of tokens, which are computed as
 #: they are: no prompt and no special tokens are put around them.
@@ -249,6 +255,23 @@ class TextResult:
     timing: Timing | None = None
 
 
+@dataclass(slots=True)
+class TextsHere:
+    """Texts that were computed at once, in the thread that asked for it.
+
+    Attributes:
+        vectors: of each of the first texts that were given, float32 [dimensions]; None for one that is to be added.
+        tokens: of each of these.
+        times: of each of these.
+        timing: of their batch.
+    """
+
+    vectors: Sequence[Float32 | None]
+    tokens: Sequence[int]
+    times: TextTimes
+    timing: Timing
+
+
 @dataclass(frozen=True, slots=True)
 class Encoded:
     """The tokens of a text.
@@ -295,7 +318,13 @@ class TextTokenizer(Protocol):
 
 
 class TextModel(ABC):
-    """A served version of a text model; also the ``Servable`` that the table of models has of it."""
+    """A served version of a text model; also the ``Servable`` that the table of models has of it.
+
+    Attributes:
+        may_compute_here: whether ``compute_here`` ever computes anything.
+    """
+
+    may_compute_here: bool = False
 
     @property
     @abstractmethod
@@ -342,6 +371,20 @@ class TextModel(ABC):
     @abstractmethod
     def commit(self) -> None:
         """Let run what was added so far. What is quick may be run by the calling thread."""
+
+    def compute_here(self, texts: Sequence[str], options: TextOptions, arrived_ns: int) -> TextsHere | None:
+        """Compute short texts of different requests in the calling thread, as ``add`` and ``commit`` would, for less.
+
+        Args:
+            texts: one of each request.
+            options: the same for all of them.
+            arrived_ns: when the requests came, monotonic.
+
+        Returns:
+            What was computed of the first ones, as many as may keep the thread busy; the rest may be given again. None
+            where texts have to be added, because runs are not known to be quick, or others wait.
+        """
+        return None
 
     def compute(
         self,

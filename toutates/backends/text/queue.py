@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
+from toutates.backends.text.interface import MOST_CHARACTERS_HERE
 from toutates.backends.text.reading import Slice
 from toutates.backends.text.work import TextRequest
 from toutates.engine.lane import Batch, Lane
@@ -33,9 +34,6 @@ _SLICE: Final = 64
 _SLICE_SIZE: Final = 65_536
 #: How many slices are read in a row while others wait to be run.
 _MOST_READS: Final = 8
-#: Characters of texts that a worker may read and run itself, where that is known to be quick. They are half a
-#: millisecond of work mostly, and 8 ms at worst, of words that are as long as a tokenizer takes them and not known.
-_QUICK_SIZE: Final = 1_024
 #: After a run that took so long, all runs have to show anew that they are quick.
 _SLOW_NS: Final = 4_000_000
 
@@ -101,13 +99,14 @@ class UnreadPool(Pool):
 
     Attributes:
         has_company: whether there are other texts that wait.
+        quick_lane: of those that a worker may run.
     """
 
-    __slots__ = ("_alone", "_large", "_pads", "_slices", "has_company")
+    __slots__ = ("_large", "_pads", "_slices", "has_company", "quick_lane")
 
     def __init__(self, signature: Signature, *, pads: bool) -> None:
         super().__init__(ReadingLane(signature, 0, computes=False))
-        self._alone = ReadingLane(signature, 1, computes=True, is_quick=True)
+        self.quick_lane = ReadingLane(signature, 1, computes=True, is_quick=True)
         self._large = ReadingLane(signature, 2, computes=True)
         self._pads = pads
         self._slices: deque[Slice] = deque()
@@ -132,7 +131,7 @@ class UnreadPool(Pool):
         found: list[Slice] = []
         slices = self._slices
         # Texts of a table cost the same in any company, so there are no more of them than a worker may run.
-        most = _SLICE_SIZE if self._pads else _QUICK_SIZE
+        most = _SLICE_SIZE if self._pads else MOST_CHARACTERS_HERE
         while slices and texts < _SLICE:
             request, first, end = slice_ = slices[0]
             count = end - first
@@ -148,7 +147,7 @@ class UnreadPool(Pool):
             slices.popleft()
         self.rows = self.counted = self.rows - texts - left_out
         runs = not self._pads or (texts == 1 and not self.rows and not self.has_company)
-        lane = self.lane if not runs else self._alone if size <= _QUICK_SIZE else self._large
+        lane = self.lane if not runs else self.quick_lane if size <= MOST_CHARACTERS_HERE else self._large
         batch = ReadingBatch(lane, found, texts)
         batch.counted = texts + left_out
         return batch
@@ -172,6 +171,11 @@ class TextQueue(PaddedQueue):
         self.form = form
         self._unread = UnreadPool(signature, pads=pads)
         self._reads = 0
+
+    @property
+    def quick_lane(self) -> Lane:
+        """The lane of texts that a worker may run."""
+        return self._unread.quick_lane
 
     @property
     def unread(self) -> int:

@@ -52,12 +52,15 @@ class Reader:
         vocabulary: ids of tokens are below it.
         lower: whether texts are put into lower case first.
         takes_empty: whether a text without a token has a vector.
+
+    Attributes:
+        lower: as given.
     """
 
     def __init__(self, tokenizer: WordTokenizer, vocabulary: int, *, lower: bool, takes_empty: bool) -> None:
         self._tokenizer = tokenizer
         self._vocabulary = vocabulary
-        self._lower = lower
+        self.lower = lower
         self._takes_empty = takes_empty
 
     def read(self, slices: Sequence[Slice]) -> ReadTexts:
@@ -70,7 +73,7 @@ class Reader:
             if settled is not last:
                 last = settled
                 rows, texts = strings.setdefault((settled.special, settled.limit), ([], []))
-                as_is = not (settled.prompt or self._lower)
+                as_is = not (settled.prompt or self.lower)
             for index in range(first, end):
                 text: Any = request.texts[index]
                 try:
@@ -89,6 +92,14 @@ class Reader:
             if rows:
                 self._encode(rows, texts, special, limit, done)
         return done
+
+    def ids_of(self, texts: Sequence[str], settled: Settled) -> list[list[int]]:
+        """The ids of the tokens of short texts, which are read as they came (``Settled.as_is``).
+
+        Raises:
+            TextError: the tokenizer failed.
+        """
+        return self._tokenizer.ids_of(texts, special=settled.special)
 
     def _prepared(self, text: str | bytes | tuple[Any, Any], settled: Settled) -> _String:
         if isinstance(text, tuple):
@@ -121,7 +132,7 @@ class Reader:
             check_unicode(own)
         if prompt:
             own = prompt + own
-        return own.lower() if self._lower else own
+        return own.lower() if self.lower else own
 
     def _take_ids(self, row: Row, done: ReadTexts) -> None:
         """A text that came as ids of tokens."""

@@ -13,6 +13,7 @@ from typing import Any, Final
 from toutates.backends.text.backend import TextBackend, TextCounters
 from toutates.backends.text.computing import Computing
 from toutates.backends.text.folder import TextFolder
+from toutates.backends.text.here import HereRunner
 from toutates.backends.text.interface import (
     DEFAULT_OPTIONS,
     Fault,
@@ -24,6 +25,7 @@ from toutates.backends.text.interface import (
     TextModel,
     TextOptions,
     TextResult,
+    TextsHere,
     TextTimes,
     VectorForm,
 )
@@ -92,6 +94,8 @@ class TextServable(BatchedServable, TextModel):
         self._queue = queue
         #: replaced as a whole, so that readers need no lock
         self._settled: dict[TextOptions, Settled] = {}
+        self._here = HereRunner(supertensor, queue.quick_lane)
+        self.may_compute_here = computing.is_table and not reader.lower
         #: of DEFAULT_OPTIONS, which nearly all requests have; None until one has
         self._usual: Settled | None = None
         self._settling = threading.Lock()
@@ -143,6 +147,23 @@ class TextServable(BatchedServable, TextModel):
             executor, batch = run
             del run
             executor.run_inline(batch, self.supertensor.deliver)
+
+    def compute_here(self, texts: Sequence[str], options: TextOptions, arrived_ns: int) -> TextsHere | None:
+        """See ``TextModel``."""
+        settled = self._usual if options is DEFAULT_OPTIONS else self._settled.get(options)
+        if settled is None or not settled.as_is:
+            return None
+        run = self._here.run(texts, settled)
+        if run is None:
+            return None
+        batch, timing = run
+        now_ns = time.monotonic_ns()
+        with self._settling:
+            group = arrived_ns, 1, batch.computed
+            self._shared_counters().count_answered([group], timing, now_ns, time.time_ns() // 1_000_000)
+        read_ns, run_ns = batch.read_ns // len(batch.vectors), timing.ended_ns - timing.started_ns
+        times = TextTimes(read_ns, max(0, now_ns - arrived_ns - read_ns - run_ns), run_ns)
+        return TextsHere(batch.vectors, batch.tokens, times, timing)
 
     def put(self, request: TextRequest) -> None:
         """Put a request with texts into the queue; executors hear of it by a commit.
@@ -220,6 +241,7 @@ class TextServable(BatchedServable, TextModel):
             activation=self._activation(options.scores),
             skips=not is_query,
             counts=options.token_vectors or info.form is not VectorForm.DENSE,
+            as_is=self.may_compute_here and not (prompt or options.token_vectors),
         )
 
     def _activation(self, scores: Scores) -> Activation:

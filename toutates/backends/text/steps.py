@@ -85,7 +85,7 @@ class Step(Protocol):
 def normalized(vectors: Float32) -> Float32:
     """Vectors of length 1 along the last dimension; zeros stay zeros."""
     if vectors.size == vectors.shape[-1]:  # one, of which a number is enough: 2 us in place of 8
-        alone = vectors if vectors.ndim == 1 else vectors.ravel()
+        alone = vectors.ravel()
         own: Float32 = vectors / max(sqrt(alone.dot(alone)), 1e-12)
         return own
     lengths = np.sqrt(np.einsum("...d,...d->...", vectors, vectors))[..., None]

@@ -167,6 +167,18 @@ class WordTokenizer:
                 [found[at]] = self._encode([given], special)
         return found
 
+    def ids_of(self, texts: Sequence[str], *, special: bool) -> list[list[int]]:
+        """The ids of the tokens of short texts of valid Unicode, as ``read`` reads them.
+
+        Args:
+            texts: some, which are read as a whole.
+            special: whether they get special tokens.
+
+        Raises:
+            TextError: the tokenizer failed.
+        """
+        return [tokens.ids for tokens in self._encode(texts, special)]
+
     def cut(self, text: str | tuple[str, str], read: list[int], *, special: bool, limit: int, left: bool) -> Tokens:
         """The tokens of a text that is too long, cut to the limit: the longer one of a pair first.
 

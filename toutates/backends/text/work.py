@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,10 @@ from toutates.engine.padded.lanes import Entry
 from toutates.engine.result import Timing
 from toutates.system.errors import RequestError
 
-__all__ = ["Row", "Settled", "Sink", "TextRequest"]
+__all__ = ["Ids", "Row", "Settled", "Sink", "TextRequest"]
+
+#: The ids of a text's tokens.
+Ids: TypeAlias = Sequence[int] | npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,6 +37,7 @@ class Settled:
         activation: what becomes of logits.
         skips: whether the vectors of some tokens are left out, as they are of a document.
         counts: whether what is computed for a text may be so large that it counts as memory under way.
+        as_is: whether strings are read as they come, and each gets one vector, so that they may run ``here``.
     """
 
     options: TextOptions
@@ -48,6 +52,7 @@ class Settled:
     activation: Callable[[Float32], Float32]
     skips: bool
     counts: bool = False
+    as_is: bool = False
 
 
 class Sink(Protocol):
@@ -145,9 +150,7 @@ class Row(Entry):
 
     __slots__ = ("has_prompt", "ids", "index", "segments")
 
-    def __init__(
-        self, request: TextRequest, index: int, ids: Sequence[int] | npt.NDArray[np.int32], *, has_prompt: bool = True
-    ) -> None:
+    def __init__(self, request: TextRequest, index: int, ids: Ids, *, has_prompt: bool = True) -> None:
         # As ``Entry``'s, whose call would cost as much as all of this.
         self.length = len(ids)
         self.port = 0
