@@ -13,6 +13,7 @@ from bench.options import BASELINE, REST_BASELINE, h2load_shape, stream_shape
 from bench.page import replace_between
 from bench.protocols import BINARY, GRPC
 from bench.results import Cell, Figure, Results
+from bench.short_texts import SHORT_TEXT
 from bench.summary import Spread, Summary, shown
 from bench.tables import one_line, table
 
@@ -267,6 +268,8 @@ def _rate(summary: Summary, server: str, cell: Cell) -> str:
 
 
 def _texts(summary: Summary, cells: Sequence[Cell]) -> Iterable[str]:
+    short = [cell for cell in cells if cell.model == SHORT_TEXT]
+    cells = [cell for cell in cells if cell.model != SHORT_TEXT]
     names = [cell.model for cell in cells]
     yield "### Texts: all-MiniLM-L6-v2"
     yield (
@@ -285,6 +288,31 @@ def _texts(summary: Summary, cells: Sequence[Cell]) -> Iterable[str]:
         yield title
         rows = [[name, *(_cell(summary.spread(name, cell, value)) for cell in cells)] for name in servers]
         yield table(["", *names], [row for row in rows if any(text != "-" for text in row[1:])])
+    if short:
+        yield from _short_texts(summary, short)
+
+
+def _short_texts(summary: Summary, cells: Sequence[Cell]) -> Iterable[str]:
+    """What a server takes for one short text beside tokenizing and the vector."""
+    yield (
+        "One short text of 6 words in a request for the same static model, answered in base64, by connections of "
+        "h2load. µs for each text: the server's CPU, and of it what the tokenizer and the runs took, by the server's "
+        "own clock and in the batches that came about:"
+    )
+    columns: tuple[tuple[str, Callable[[Figure], float | None]], ...] = (
+        ("CPU", lambda figure: figure.cpu_us),
+        ("tokenizing", lambda figure: figure.tokenizing_us),
+        ("inference", lambda figure: figure.inference_us),
+        ("the rest", lambda figure: figure.rest_us),
+        ("texts of a batch", lambda figure: figure.mean_batch),
+        ("p50 µs", lambda figure: figure.p50_us),
+    )
+    rows = [
+        [name, cell.load.removesuffix("x1"), *(_cell(summary.spread(name, cell, value)) for _, value in columns)]
+        for name in summary.servers(cells)
+        for cell in cells
+    ]
+    yield table(["", "connections", *(title for title, _ in columns)], rows)
 
 
 def _sweep(summary: Summary, cells: Sequence[Cell], title: str, axis: str, how: str) -> Iterable[str]:

@@ -56,6 +56,8 @@ class Figure:
         mean_batch: rows per run of the model, where the server counts them.
         peak_mib: most memory resident during the load.
         padded: tokens computed for each real one, in part ``text``; None where that is not told.
+        tokenizing_us, inference_us: of one short text in a request, what of the server's time its tokenizer and its
+            runs took; None for other loads.
     """
 
     server: str
@@ -70,10 +72,19 @@ class Figure:
     mean_batch: float | None
     peak_mib: float
     padded: float | None = None
+    tokenizing_us: float | None = None
+    inference_us: float | None = None
 
     @property
     def cpu_us(self) -> float:
         return self.user_us + self.system_us
+
+    @property
+    def rest_us(self) -> float | None:
+        """CPU per text beside tokenizing and inference; None where these are not told."""
+        if self.tokenizing_us is None or self.inference_us is None:
+            return None
+        return self.cpu_us - self.tokenizing_us - self.inference_us
 
 
 @dataclass(frozen=True, slots=True)

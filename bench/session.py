@@ -78,7 +78,9 @@ class Session:
                 self._tell("texts")
                 own_kinds = starter.only(lambda kind: kind.name.startswith("toutates") or kind.name in own)
                 environments = self._environments
-                text_load.measure_texts(folder / "text", own_kinds, environments, self._measurer, self._results, rounds)
+                text_load.measure_texts(
+                    folder / "text", own_kinds, environments, self._measurer, self._results, rounds, self._h2load
+                )
             if "payload" in self._options.parts:
                 loads = [
                     replace(load, protocol=protocol)

@@ -24,6 +24,7 @@ from bench.models import Model
 from bench.own_client import closed_loop
 from bench.results import Cell, Failure, Figure, Results
 from bench.servers import Server
+from bench.short_texts import measure_short_texts
 from bench.start import Starter
 from toutates.bench.calls import Refused, fetch
 from toutates.bench.endpoint import HTTP, parse_endpoint
@@ -83,7 +84,13 @@ class _Outcome:
 
 
 def measure_texts(
-    folder: Path, starter: Starter, environments: Environments, measurer: Measurer, results: Results, rounds: int
+    folder: Path,
+    starter: Starter,
+    environments: Environments,
+    measurer: Measurer,
+    results: Results,
+    rounds: int,
+    h2load: str | None = None,
 ) -> None:
     """Load the servers with texts, and compute the same texts without a server.
 
@@ -94,6 +101,7 @@ def measure_texts(
         measurer: keeps the results on the disk.
         results: gets the figures.
         rounds: how often everything is measured.
+        h2load: sends one short text in a request; None leaves that out.
     """
     from tests.minilm import REPOSITORY, bring
 
@@ -126,6 +134,9 @@ def measure_texts(
             texts = some_texts("short", many, number)
             _measure(of_table, texts, Cell(PART, "table", f"{clients}x{together}"), number, results)
             measurer.save()
+            if h2load is not None:
+                measure_short_texts(started, "table", h2load, PART, results, number)
+                measurer.save()
 
 
 def _measure(

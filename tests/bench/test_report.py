@@ -217,3 +217,16 @@ def test_texts_have_cpu_rate_and_padding_by_their_lengths() -> None:
     assert "| toutates | 3,000 | 3,000 |" in text
     assert "| toutates | 1.2 | 1.1 |" in text
     assert "| fastembed | - |" not in text
+
+
+def test_a_short_text_has_what_it_takes_beside_tokenizing_and_inference() -> None:
+    results = Results("name", "now", servers={"toutates": ""})
+    for connections in (16, 64):
+        made = figure("toutates", 1, 25, cell=Cell("text", "one", f"{connections}x1"))
+        results.figures.append(replace(made, tokenizing_us=9.0, inference_us=2.5))
+    results.figures.append(replace(figure("toutates", 1, 3_000, cell=Cell("text", "mix", "64x1"))))
+    text = markdown(results)
+    assert "|  | mix |" in text
+    assert "|  | connections | CPU | tokenizing | inference | the rest | texts of a batch | p50 µs |" in text
+    assert "| toutates | 16 | 25.0 | 9.0 | 2.5 | 13.5 |" in text
+    assert "| toutates | 64 | 25.0 | 9.0 | 2.5 | 13.5 |" in text

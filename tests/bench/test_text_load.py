@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("tritonclient.grpc")
 
+from bench.short_texts import metrics_of
 from bench.text_load import DISTRIBUTIONS, some_texts
 
 
@@ -19,3 +20,15 @@ def test_texts_have_the_lengths_of_their_distribution() -> None:
 
 def test_texts_are_the_same_for_the_same_seed() -> None:
     assert some_texts("mix", 20, 3) == some_texts("mix", 20, 3) != some_texts("mix", 20, 4)
+
+
+def test_times_of_texts_are_those_of_the_model_alone() -> None:
+    lines = [
+        'text_read_seconds_total{model="table",version="1"} 0.5',
+        'text_read_seconds_total{model="minilm",version="1"} 7.0',
+        'text_read_total{model="table",version="1"} 40.0',
+        'inference_model_execution_seconds_sum{model="table"} 0.25',
+        'nv_inference_exec_count{model="table",version="1"} 8',
+        'nv_inference_exec_count{model="table2",version="1"} 8',
+    ]
+    assert metrics_of("\n".join(lines), "table") == {"read": 0.5, "texts": 40, "run": 0.25, "batches": 8}
