@@ -379,3 +379,36 @@ def test_200_cycles_in_which_all_models_come_and_go_leave_no_memory_behind(tmp_p
         assert status("Threads:") <= threads + 8, "not one for each load"
         assert process.stop() == 0
         assert "Traceback" not in process.log
+
+
+@pytest.mark.long
+def test_of_many_models_some_leave_before_there_is_no_room(tmp_path: Path) -> None:
+    """Of 360 models not all fit; a small part of the memory is kept free."""
+    root = tmp_path / "models"
+    for number in range(360):
+        put(root, f"m{number}", adds=number)
+    (tmp_path / "log").mkdir()
+    budget = 290 * ONE
+    flags = (*ON_DEMAND, "--model-memory", str(budget), "--model-min-stay", "0", "--metrics-addr", "127.0.0.1:0")
+    with running(root, tmp_path / "log", flags) as process, client_of(process) as client:
+
+        def gauges() -> dict[str, float]:
+            with urllib.request.urlopen(f"http://127.0.0.1:{process.http_port}/metrics", timeout=60) as response:
+                page = response.read().decode()
+            found = re.findall(r"^toutates_on_demand_(\w+) (\S+)$", page, re.MULTILINE)
+            return {name: float(value) for name, value in found}
+
+        with ThreadPoolExecutor(4) as threads:
+            assert list(threads.map(lambda number: answer(client, f"m{number}"), range(360))) == list(range(360))
+        free = budget // 64
+
+        def is_free() -> bool:
+            return gauges()["memory_bytes"] <= budget - free
+
+        wait_until(is_free)
+        now = gauges()
+        assert now["loaded_models"] > 200
+        assert now["loaded_models"] == now["loads_total"] - now["evictions_total"]
+        assert now["memory_bytes"] > budget - free - 5 * ONE, "no more leave than have to"
+        assert process.stop() == 0
+        assert "Traceback" not in process.log
