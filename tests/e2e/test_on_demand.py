@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -400,6 +401,8 @@ def test_of_many_models_some_leave_before_there_is_no_room(tmp_path: Path) -> No
 
         with ThreadPoolExecutor(4) as threads:
             assert list(threads.map(lambda number: answer(client, f"m{number}"), range(360))) == list(range(360))
+        for number in range(20):
+            assert fails(partial(answer, client, f"nobody{number}"))[0] == "NOT_FOUND"
         free = budget // 64
 
         def is_free() -> bool:
@@ -407,6 +410,7 @@ def test_of_many_models_some_leave_before_there_is_no_room(tmp_path: Path) -> No
 
         wait_until(is_free)
         now = gauges()
+        assert (now["hits_total"], now["misses_total"]) == (0, 360), "nobody has loaded what is not there"
         assert now["loaded_models"] > 200
         assert now["loaded_models"] == now["loads_total"] - now["evictions_total"]
         assert now["memory_bytes"] > budget - free - 5 * ONE, "no more leave than have to"

@@ -169,7 +169,7 @@ class ServerCollector:
         state = self._view.demand()
         if state is None:
             return
-        seen = sum(infer.observer.seen for infer in self._view.infer)
+        seen = sum(infer.observer.seen - infer.counters.unknown for infer in self._view.infer)
         self._demand_hits = max(self._demand_hits, state.hits(seen))
         yield "toutates_on_demand_models", [((), state.indexed)]
         yield "toutates_on_demand_loaded_models", [((), state.resident)]

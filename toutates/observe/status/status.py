@@ -190,7 +190,7 @@ class Status:
             "waiting": state.queued,
             "memory_bytes": state.used,
             "memory_capacity_bytes": state.budget,
-            "hits": state.hits(sum(infer.observer.seen for infer in self._view.infer)),
+            "hits": state.hits(sum(infer.observer.seen - infer.counters.unknown for infer in self._view.infer)),
             "misses": state.misses,
             "loads": state.loads,
             "mean_load_ms": round(state.load_ns / 1e6 / state.loads, 3) if state.loads else NOTHING,
