@@ -61,26 +61,26 @@ def measure_density(
     """
     watched = starter.each(_with_metrics)
     single = models.numbered_mlps(folder / "alone" / "models", 1)
-    with starter.servers(single, folder / "alone") as lonely:
-        alone = {server.name: server for server in lonely}
-        for count in sorted(set(counts)):
-            made = models.numbered_mlps(folder / str(count) / "models", count)
-            # Servers are ready when they say so of the first one: they load all before they listen.
-            with watched.servers(made[:1], folder / str(count)) as servers:
-                for server in servers:
-                    try:
-                        figure = _at_rest(server, count)
-                        question = Question(made[0])
+    for count in sorted(set(counts)):
+        place = folder / str(count)
+        made = models.numbered_mlps(place / "models", count)
+        # Servers are ready when they say so of the first one: they load all before they listen.
+        with watched.servers(made[:1], place) as servers:
+            for server in servers:
+                alike = starter.only(lambda kind, name=server.name: kind.name == name)  # type: ignore[misc]
+                try:
+                    figure = _at_rest(server, count)
+                    question = Question(made[0])
+                    # As young as the other one: after millions of requests a server batches otherwise.
+                    with alike.servers(single, place / "alone" / server.name) as lonely:
                         for number in range(1, rounds + 1):
-                            pairs = {AMONG: server, ALONE: alone[server.name]}
-                            for asked in in_turn(list(pairs.values()), number):
-                                name = AMONG if asked is server else ALONE
-                                cell = Cell(PART, name, load.name, count)
+                            for asked in in_turn([server, *lonely], number):
+                                cell = Cell(PART, AMONG if asked is server else ALONE, load.name, count)
                                 measurer.measure(asked, cell, load, question, number)
-                        results.density.append(_after_a_burst(server, made, question, figure))
-                    except NoFigure as error:
-                        measurer.refuse(server, Cell(PART, AMONG, load.name, count), 1, error)
-                    measurer.save()
+                    results.density.append(_after_a_burst(server, made, question, figure))
+                except NoFigure as error:
+                    measurer.refuse(server, Cell(PART, AMONG, load.name, count), 1, error)
+                measurer.save()
 
 
 def _with_metrics(kind: Kind) -> Kind:
