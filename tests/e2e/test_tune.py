@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,11 +16,14 @@ from pathlib import Path
 import onnx
 import pytest
 import yaml
+from PIL import Image
 
 from examples.make_repository import mlp
 from tests.e2e.process import ROOT, environment, running
 from tests.waiting import PATIENCE_S
 from toutates.command.main import main
+from toutates.tune.space import Space
+from toutates.tune.tuning import Tuning
 
 #: Runs of one row each, which is far from the best.
 SINGLE_ROWS = """\
@@ -53,7 +59,7 @@ def test_tuned_configuration_of_the_mlp_loads_and_is_not_worse(model: Path, tmp_
     assert files_of(model) == before
     found = json.loads(told.read_text())
     assert len(found["trials"]) == 6
-    assert [one["changes"] for one in found["trials"][:2]] == [{}, {"batch_size": 64}]
+    assert [one["changes"] for one in found["trials"][:2]] == [{}, {"mlp": {"batch_size": 64}}]
     assert all(one["requests_per_second"] > 0 and not one["fault"] for one in found["trials"])
     assert page.read_text().count("<svg") == 2
     if found["ratio"] is not None and found["chosen"]:
@@ -62,9 +68,8 @@ def test_tuned_configuration_of_the_mlp_loads_and_is_not_worse(model: Path, tmp_
     if not found["chosen"]:  # the machine was too busy to tell
         return
     written = yaml.safe_load((output / "config.yaml").read_text())
-    assert {name: written[name] for name in found["best"]["changes"] if "." not in name} == {
-        name: value for name, value in found["best"]["changes"].items() if "." not in name
-    }
+    changes = {name: value for name, value in found["best"]["changes"]["mlp"].items() if "." not in name}
+    assert {name: written[name] for name in changes} == changes
     # A server takes both files as they are.
     (model / "1" / "config.yaml").write_bytes((output / "config.yaml").read_bytes())
     with running(model.parent, tmp_path, ["--load-models", "mlp"]) as server:
@@ -73,6 +78,92 @@ def test_tuned_configuration_of_the_mlp_loads_and_is_not_worse(model: Path, tmp_
     (model / "config.pbtxt").write_bytes((output / "config.pbtxt").read_bytes())
     with running(model.parent, tmp_path, ["--load-models", "mlp"]) as server:
         assert "loaded 1 of 1" in server.log
+
+
+@pytest.mark.long
+@pytest.mark.timeout(280)  # some seconds each on an idle machine
+def test_a_better_configuration_is_written_beside_the_model_and_loads(model: Path, tmp_path: Path) -> None:
+    before, told = files_of(model), tmp_path / "t.json"
+    flags = ["--write", "--points=3", "--seconds-per-point=0.5", f"--json={told}", "--accuracy=cosine>=0.5"]
+    assert main(["tune", str(model), *flags]) == 0
+    found = json.loads(told.read_text())
+    assert found["copies"]["mlp"].keys() == {"model.int8.onnx", "model.int8-static.onnx", "model.fp16.onnx"}
+    after = files_of(model)
+    if not found["chosen"]:  # the machine was too busy to tell
+        assert after == before
+        return
+    assert found["ratio"]["low"] > 1
+    assert after.pop("1/config.yaml.before") == before["1/config.yaml"]
+    written = yaml.safe_load(after.pop("1/config.yaml"))
+    assert written["batch_size"] > 1
+    if written["model_filename"] != "model.onnx":
+        after.pop(f"1/{written['model_filename']}")
+    assert after == {"1/model.onnx": before["1/model.onnx"]}
+    with running(model.parent, tmp_path, ["--load-models", "mlp"]) as server:
+        assert "loaded 1 of 1" in server.log
+    # The next time the file before would be overwritten: that is told before anything is measured.
+    assert main(["tune", str(model), "--write"]) == 2
+
+
+@pytest.mark.long
+@pytest.mark.timeout(280)  # some seconds each on an idle machine
+def test_a_model_that_changes_meanwhile_is_left_alone(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from toutates.command.tune import running as command
+
+    def changing(bench: object, space: Space, tuning: Tuning, tell: object) -> None:
+        (model / "1" / "config.yaml").write_text(SINGLE_ROWS + "# another one's\n")
+        tuning.chosen = {"mlp": {**space.base["mlp"], "batch_size": 64}}
+
+    monkeypatch.setattr(command, "tune", changing)
+    assert main(["tune", str(model), "--write"]) == 1
+    assert "1/config.yaml' was changed meanwhile; nothing is written" in capsys.readouterr().err
+    assert files_of(model)["1/config.yaml"].endswith(b"another one's\n")
+    assert files_of(model).keys() == {"1/config.yaml", "1/model.onnx"}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(280)  # some seconds each on an idle machine
+def test_several_models_are_tuned_together_with_a_bound_for_one_of_them(model: Path, tmp_path: Path) -> None:
+    shutil.copytree(model, model.with_name("other"))
+    told, output = tmp_path / "t.json", tmp_path / "out"
+    flags = ["--points=4", "--seconds-per-point=0.3", f"--json={told}", f"--output={output}"]
+    flags += ["--constraint=other:p99<=10s", "--weight=mlp=3"]
+    assert main(["tune", str(model.parent), *flags]) == 0
+    found = json.loads(told.read_text())
+    assert (found["models"], found["asked"]) == (["mlp", "other"], ["mlp", "other"])
+    first = found["trials"][0]
+    rates = [first[f"{name}:requests_per_second"] for name in ("mlp", "other")]
+    assert sum(rates) == pytest.approx(first["requests_per_second"], rel=0.05)
+    assert 2 < rates[0] / rates[1] < 4.5
+    assert found["trials"][1]["changes"] == {"mlp": {"batch_size": 64}, "other": {"batch_size": 64}}
+    if found["chosen"]:
+        for name in found["best"]["changes"]:
+            assert {path.name for path in (output / name).iterdir()} == {"config.yaml", "config.pbtxt"}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(280)  # some seconds each on an idle machine
+def test_members_of_an_ensemble_are_tuned_by_requests_to_it(tmp_path: Path) -> None:
+    repository = tmp_path / "images"
+    subprocess.run(
+        [sys.executable, str(ROOT / "examples/image_classification/make_repository.py"), str(repository)],
+        check=True,
+        env={**environment(), "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL,
+    )
+    picture = io.BytesIO()
+    Image.new("RGB", (40, 30), (200, 30, 30)).save(picture, "PNG")
+    data = {"data": [{"IMAGE": {"content": {"b64": base64.b64encode(picture.getvalue()).decode()}, "shape": [1]}}]}
+    (tmp_path / "data.json").write_text(json.dumps(data))
+    told = tmp_path / "t.json"
+    flags = [f"--data={tmp_path / 'data.json'}", "--points=3", "--seconds-per-point=0.3", f"--json={told}"]
+    assert main(["tune", str(repository), *flags, f"--output={tmp_path / 'out'}", "--concurrency=8"]) == 0
+    found = json.loads(told.read_text())
+    assert (found["models"], found["asked"]) == (["network"], ["classify"])
+    assert len(found["trials"]) == 3
+    assert all(one["requests_per_second"] > 0 and not one["fault"] for one in found["trials"])
 
 
 @pytest.mark.long
@@ -142,6 +233,11 @@ def test_an_interrupt_prints_what_there_is_and_leaves_nothing(
         (["--output={other}"], "already has a config.yaml"),
         (["--output=x", "--write"], "leave one out"),
         (["--points=0"], "--points"),
+        (["--accuracy=99%"], "such as cosine>=0.999"),
+        (["--lengths=9"], "such as 8:128"),
+        (["--weight=mlp=0"], "write MODEL=2"),
+        (["--weight=else=2"], "is no model that is asked"),
+        (["--constraint=else:p99<=5ms"], "name mlp before the colon"),
     ],
     ids=lambda value: str(value[0]) if isinstance(value, list) else "",
 )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from toutates.tune.constraints import read_constraint
 from toutates.tune.measuring import Sample
 from toutates.tune.space import Axis, Space
 from toutates.tune.tuning import Tuning, Wanted, tune
@@ -18,11 +20,11 @@ class MadeUp:
     def __init__(self, fault: Sample) -> None:
         self._fault = fault
 
-    def of_rows(self, rows: int) -> Sample:
+    def of_rows(self, model: str, rows: int) -> Sample:
         return Sample(infer_us=10.0 + rows)
 
-    def candidate(self, config: Mapping[str, Any], *, afresh: bool = False) -> Sample:
-        size = config["batch_size"]
+    def candidate(self, configs: Mapping[str, Mapping[str, Any]], *, afresh: bool = False) -> Sample:
+        size = configs["m"]["batch_size"]
         if size == 1:
             return self._fault
         return Sample({"rate": 1_000.0 * size, "p99": 1e6, "memory": 1e6})
@@ -39,10 +41,54 @@ def test_a_configuration_that_refuses_requests_as_it_is_can_be_compared_and_one_
     fault: Sample, chosen: int | None
 ) -> None:
     bench: Any = MadeUp(fault)
-    space = Space({"batch_size": 1, "capacity": 16}, (Axis("batch_size", (1, 2, 4, 8, 16, 32, 64)),))
-    tuning = Tuning("model", Wanted("throughput", (), 20), "as many as there are")
+    space = Space({"m": {"batch_size": 1, "capacity": 16}}, (Axis("m", "batch_size", (1, 2, 4, 8, 16, 32, 64)),))
+    tuning = Tuning(["m"], ["m"], Wanted("throughput", (), 20), "as many as there are")
     tune(bench, space, tuning)
-    assert (tuning.chosen or {}).get("batch_size") == chosen
+    assert (tuning.chosen or {"m": {}})["m"].get("batch_size") == chosen
     assert [note for note in tuning.notes if note.startswith("in turns, as it is: ")] == [
         f"in turns, as it is: {fault.fault}"
     ]
+
+
+class Lucky:
+    """The first load of one configuration is better by chance, and all of another one by right."""
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+
+    def of_rows(self, model: str, rows: int) -> Sample:
+        return Sample(infer_us=10.0 + rows)
+
+    def candidate(self, configs: Mapping[str, Mapping[str, Any]], *, afresh: bool = False) -> Sample:
+        size = configs["m"]["batch_size"]
+        lucky = size == 4 and size not in self._seen
+        self._seen.add(size)
+        return Sample({"rate": 1_100.0 if lucky else 1_050.0 if size == 2 else 1_000.0, "p99": 1e6, "memory": 1e6})
+
+
+def test_a_lucky_load_of_the_search_does_not_hide_what_is_better() -> None:
+    bench: Any = Lucky()
+    space = Space({"m": {"batch_size": 1, "capacity": 16}}, (Axis("m", "batch_size", (1, 2, 4)),))
+    tuning = Tuning(["m"], ["m"], Wanted("throughput", (), 20), "as many as there are")
+    tune(bench, space, tuning)
+    assert tuning.best == {"m": {"batch_size": 2}}
+    assert tuning.verdict is not None
+    assert tuning.verdict.ratio == pytest.approx(1.05)
+
+
+def test_a_constraint_of_one_model_is_held_against_that_model() -> None:
+    class Two:
+        def candidate(self, configs: Mapping[str, Mapping[str, Any]], *, afresh: bool = False) -> Sample:
+            size = configs["a"]["batch_size"]
+            return Sample({"rate": 100.0 * size, "p99": 1e6, "a:p99": 1e6 * size, "b:p99": 9e6, "memory": 1.0})
+
+    bench: Any = Two()
+    base = {"a": {"batch_size": 1, "capacity": 8}, "b": {"batch_size": 1, "capacity": 8}}
+    space = Space(base, (Axis("a", "batch_size", (1, 2, 4, 8)),))
+    wanted = Wanted("throughput", [read_constraint("a:p99<=4ms")], 20)
+    tuning = Tuning(["a", "b"], ["a", "b"], wanted, "as many as there are")
+    tune(bench, space, tuning)
+    assert tuning.chosen == {"a": {"batch_size": 4, "capacity": 2}}
+    tuning = Tuning(["a", "b"], ["a", "b"], replace(wanted, constraints=[read_constraint("b:p99<=4ms")]), "")
+    tune(bench, space, tuning)
+    assert [(one.text, value) for one, value in tuning.missed] == [("b:p99<=4ms", 9e6)]

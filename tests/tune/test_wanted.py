@@ -24,11 +24,14 @@ from toutates.tune.turns import block_ratio, verdict_of
         ("memory<=500MB", "memory", 500e6),
         ("memory<=2GiB", "memory", 2 * 2**30),
         ("rate>=1000", "rate", 1000),
+        ("my:model:p99<=5ms", "p99", 5e6),
     ],
 )
 def test_constraints_are_read(text: str, figure: str, bound: float) -> None:
     constraint = read_constraint(text)
     assert (constraint.figure, constraint.bound) == (figure, bound)
+    assert constraint.model == ("my:model" if ":" in text else "")
+    assert constraint.key == ("my:model:p99" if ":" in text else figure)
     assert constraint.excess(bound) == 0
     assert constraint.excess(None) == math.inf
     worse = bound / 2 if figure == "rate" else bound * 1.5
@@ -48,6 +51,7 @@ def test_constraints_are_read(text: str, figure: str, bound: float) -> None:
         ("rate<=1000", "at least something"),
         ("p99>=5ms", "at most"),
         ("p99<=0ms", "above 0"),
+        ("mlp:memory<=1GB", "of the whole server"),
     ],
 )
 def test_what_is_no_constraint_is_refused_with_what_was_expected(text: str, expected: str) -> None:
@@ -77,11 +81,13 @@ def test_verdict_is_sure_only_of_what_all_blocks_say() -> None:
 
 def trial(rate: float, p99_ms: float, **changes: object) -> Trial:
     figures = {"rate": rate, "p50": p99_ms * 5e5, "p99": p99_ms * 1e6, "memory": 1e8}
-    return Trial(changes, Sample(figures), Score(0.0, rate))
+    return Trial({"m<l>p": changes} if changes else {}, Sample(figures), Score(0.0, rate))
 
 
 def tuned() -> Tuning:
-    tuning = Tuning("m<l>p", Wanted("throughput", [read_constraint("p99<=5ms")], 9), "64 requests at a time")
+    tuning = Tuning(
+        ["m<l>p"], ["m<l>p"], Wanted("throughput", [read_constraint("p99<=5ms")], 9), "64 requests at a time"
+    )
     tuning.trials = [trial(100, 2), trial(150, 3, batch_size=8), trial(120, 4, batch_size=4)]
     return tuning
 
@@ -92,16 +98,16 @@ def test_front_has_what_nothing_beats_in_both() -> None:
 
 def test_report_says_what_was_found() -> None:
     tuning = tuned()
-    tuning.best = {"batch_size": 8}
+    tuning.best = {"m<l>p": {"batch_size": 8}}
     tuning.final = [trial(100, 2).sample.figures, trial(150, 3).sample.figures]  # type: ignore[list-item]
     tuning.verdict = verdict_of([math.log(1.5)] * 3)
-    tuning.chosen = {"batch_size": 8}
+    tuning.chosen = {"m<l>p": {"batch_size": 8}}
     text = "\n".join(to_lines(tuning))
     assert "as it is     100 requests/s, p50 1 ms, p99 2 ms, 100 MB" in text
     assert "BETTER: throughput +50.0%" in text
     told = json.loads(json.dumps(to_json(tuning)))
     assert told["best"] == {
-        "changes": {"batch_size": 8},
+        "changes": {"m<l>p": {"batch_size": 8}},
         "requests_per_second": 150,
         "p50_us": 1500,
         "p99_us": 3000,
@@ -121,3 +127,20 @@ def test_report_says_which_constraint_is_impossible_and_by_how_much() -> None:
     assert "IMPOSSIBLE p99<=1ms: the best that was reached is 3 ms, 2 ms above the bound" in text
     assert "IMPOSSIBLE rate>=1000: the best that was reached is 150 requests/s, 850 requests/s below the bound" in text
     assert "BETTER" not in text
+
+
+def test_nothing_that_was_measured_is_no_best() -> None:
+    tuning = tuned()
+    tuning.trials = []
+    assert "best that was found" not in "\n".join(to_lines(tuning))
+
+
+def test_report_of_several_models_says_whose_keys_are_changed() -> None:
+    tuning = Tuning(["a", "b"], ["a", "b"], Wanted("throughput", [], 9), "64 requests at a time")
+    tuning.trials = [trial(100, 2)]
+    assert tuning.shown_changes({"a": {"batch_size": 8}, "b": {"num_executors": 2}}) == (
+        "a: batch_size 8; b: num_executors 2"
+    )
+    tuning.final = [{"rate": 100.0, "a:rate": 60.0, "a:p99": 2e6}] * 2
+    told = to_json(tuning)
+    assert told["default"] == {"requests_per_second": 100.0, "a:requests_per_second": 60.0, "a:p99_us": 2e3}

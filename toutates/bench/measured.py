@@ -7,7 +7,7 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from toutates.bench.intervals import Interval, mean_interval
@@ -130,6 +130,16 @@ class Measured:
         self.stopped |= other.stopped
         self.broken = self.broken or other.broken
         self.processes = max(self.processes, other.processes)
+
+    def of_requests(self, places: Sequence[int]) -> Measured:
+        """The same loads with some of their requests alone.
+
+        Args:
+            places: of these among the requests that each load consists of.
+        """
+        return replace(
+            self, outcomes=[replace(one, requests=[one.requests[at] for at in places]) for one in self.outcomes]
+        )
 
     def rates(self) -> list[float]:
         """Requests answered with OK per second, of each repeat."""

@@ -25,19 +25,19 @@ Reader = Callable[[bytes], Mapping[str, Output]]
 class Reference:
     """The outputs that answers to one request are compared with.
 
-    Args:
+    Attributes:
         expected: the outputs.
         read: the outputs of an answer.
     """
 
     def __init__(self, expected: Mapping[str, Output], read: Reader) -> None:
-        self._expected = expected
-        self._read = read
+        self.expected = expected
+        self.read = read
 
     def difference(self, message: bytes) -> str:
         """How an answer differs, in words; "" if it does not."""
         try:
-            return difference(self._read(message), self._expected)
+            return difference(self.read(message), self.expected)
         except Refused as error:
             return str(error)
 

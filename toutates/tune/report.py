@@ -7,7 +7,8 @@ from typing import Any
 
 from toutates.tune.constraints import shown_figure
 from toutates.tune.scores import objective_figure
-from toutates.tune.tuning import Trial, Tuning, shown_changes
+from toutates.tune.space import Changes
+from toutates.tune.tuning import Trial, Tuning
 
 __all__ = ["front", "to_json", "to_lines", "verdict_lines"]
 
@@ -28,17 +29,21 @@ def to_lines(tuning: Tuning) -> Iterator[str]:
     """For people."""
     wanted = tuning.wanted
     told = "".join(f", {one.text}" for one in wanted.constraints)
-    yield f"{tuning.model}: {wanted.objective}{told}; {tuning.load}; {len(tuning.trials)} configurations measured"
-    if tuning.profile:
-        yield f"  profile      a run takes {tuning.profile['a']:.1f} us + {tuning.profile['b']:.2f} us a row"
+    yield f"{tuning.title}: {wanted.objective}{told}; {tuning.load}; {len(tuning.trials)} configurations measured"
+    for model, line in tuning.profile.items():
+        own = f" of {model}" if len(tuning.models) > 1 else ""
+        yield f"  profile      a run{own} takes {line['a']:.1f} us + {line['b']:.2f} us a row"
     for name, figures in zip(("as it is", "best"), tuning.final, strict=False):
         yield f"  {name:12} {_row(figures)}"
     if not tuning.final and tuning.trials:
         yield f"  {'as it is':12} {_row(tuning.trials[0].sample.figures)}"
     if tuning.best:
-        yield f"  best sets    {shown_changes(tuning.best)}"
+        yield f"  best sets    {tuning.shown_changes(tuning.best)}"
     if doubts := [one.sample.doubt for one in tuning.trials if one.sample.doubt]:
         yield f"  in {len(doubts)} loads of the search {doubts[0]}"
+    for model, copies in tuning.copies.items():
+        for name, value in copies.items():
+            yield f"  {model}: {name}: {value if isinstance(value, str) else tuning.shown_nearness(value)}"
     for text in tuning.notes:
         yield f"  {text}"
     yield from verdict_lines(tuning)
@@ -48,6 +53,9 @@ def verdict_lines(tuning: Tuning) -> Iterator[str]:
     """What came of it."""
     if tuning.stopped:
         yield "STOPPED before its time; nothing is written"
+        return
+    if tuning.failed:
+        yield "FAILED; nothing is written"
         return
     for constraint, best in tuning.missed:
         if best is None:
@@ -62,7 +70,8 @@ def verdict_lines(tuning: Tuning) -> Iterator[str]:
         return
     figure = "throughput" if objective_figure(tuning.wanted.objective) == "rate" else "1 / p99"
     if tuning.chosen is None and tuning.verdict is None:
-        yield "The configuration as it is is the best that was found"
+        if tuning.trials:
+            yield "The configuration as it is is the best that was found"
     elif tuning.chosen is None and tuning.verdict is not None:
         yield f"The configuration as it is stays: {figure} of the best other one {tuning.verdict.text()}"
     elif tuning.verdict is not None:
@@ -82,15 +91,17 @@ def to_json(tuning: Tuning) -> dict[str, Any]:
     """All of it; latencies in microseconds, memory in bytes."""
     verdict = tuning.verdict
     return {
-        "model": tuning.model,
+        "models": list(tuning.models),
+        "asked": list(tuning.asked),
         "begun": tuning.begun,
         "objective": tuning.wanted.objective,
         "constraints": [one.text for one in tuning.wanted.constraints],
         "load": tuning.load,
         "profile_us": tuning.profile,
+        "copies": tuning.copies,
         "trials": [
             {
-                "changes": dict(one.changes),
+                "changes": _plain(one.changes),
                 **_in_json(one.sample.figures),
                 "fault": one.sample.fault,
                 "doubt": one.sample.doubt,
@@ -99,7 +110,7 @@ def to_json(tuning: Tuning) -> dict[str, Any]:
             for one in tuning.trials
         ],
         "default": _in_json(tuning.final[0]) if tuning.final else None,
-        "best": {"changes": dict(tuning.best), **_in_json(tuning.final[1])} if tuning.final else None,
+        "best": {"changes": _plain(tuning.best), **_in_json(tuning.final[1])} if tuning.final else None,
         "ratio": {"mean": verdict.ratio, "low": verdict.low, "high": verdict.high, "blocks": verdict.blocks}
         if verdict
         else None,
@@ -110,9 +121,18 @@ def to_json(tuning: Tuning) -> dict[str, Any]:
         ],
         "notes": tuning.notes,
         "stopped": tuning.stopped,
+        "failed": tuning.failed,
     }
+
+
+def _plain(changes: Changes) -> dict[str, Any]:
+    return {model: dict(own) for model, own in changes.items()}
 
 
 def _in_json(figures: Mapping[str, float]) -> dict[str, float]:
     names = {"rate": "requests_per_second", "memory": "memory_bytes"}
-    return {names.get(name, f"{name}_us"): value if name in names else value / 1e3 for name, value in figures.items()}
+    found = {}
+    for key, value in figures.items():
+        model, colon, name = key.rpartition(":")
+        found[model + colon + names.get(name, f"{name}_us")] = value if name in names else value / 1e3
+    return found

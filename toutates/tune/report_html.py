@@ -8,7 +8,7 @@ from html import escape
 from toutates.bench.report_html import STYLE
 from toutates.bench.svg import Line, Plot, draw, shown
 from toutates.tune.report import front, verdict_lines
-from toutates.tune.tuning import Trial, Tuning, shown_changes
+from toutates.tune.tuning import Trial, Tuning
 
 __all__ = ["write_html"]
 
@@ -16,9 +16,9 @@ __all__ = ["write_html"]
 def write_html(tuning: Tuning) -> str:
     """The page's text."""
     wanted = tuning.wanted
-    title = f"{tuning.model}: {', '.join([wanted.objective, *(one.text for one in wanted.constraints)])}"
+    title = f"{tuning.title}: {', '.join([wanted.objective, *(one.text for one in wanted.constraints)])}"
     verdicts = "".join(
-        f'<p class="verdict{" bad" if text.startswith(("IMPOSSIBLE", "STOPPED")) else ""}">{escape(text)}</p>'
+        f'<p class="verdict{" bad" if text.startswith(("IMPOSSIBLE", "STOPPED", "FAILED")) else ""}">{escape(text)}</p>'
         for text in verdict_lines(tuning)
     )
     plots = "".join(draw(plot) for plot in _plots(tuning))
@@ -64,14 +64,14 @@ def _place(trial: Trial) -> tuple[float, float]:
 
 def _table(tuning: Tuning) -> str:
     ordered = sorted(tuning.trials, key=lambda one: (one.score.excess, -one.score.value))
-    rows = [_cells(one) for one in ordered]
+    rows = [_cells(tuning, one) for one in ordered]
     head = "".join(f"<th>{text}</th>" for text in ("configuration", "requests/s", "p50, ms", "p99, ms", "memory, MB"))
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _cells(trial: Trial) -> Sequence[str]:
-    name = shown_changes(trial.changes) or "as it is"
+def _cells(tuning: Tuning, trial: Trial) -> Sequence[str]:
+    name = tuning.shown_changes(trial.changes) or "as it is"
     if trial.sample.fault:
         return [f"{name}: {trial.sample.fault}", *["-"] * 4]
     figures = trial.sample.figures

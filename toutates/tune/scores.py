@@ -43,12 +43,13 @@ def score_of(figures: Mapping[str, float], objective: str, constraints: Sequence
     """The score of measured figures.
 
     Args:
-        figures: requests per second ("rate"), nanoseconds ("p50" to "p99.99") and bytes ("memory").
+        figures: requests per second ("rate"), nanoseconds ("p50" to "p99.99") and bytes ("memory"); those of single
+            models by ``figure_of``.
         objective: one of OBJECTIVES.
         constraints: that should hold.
     """
     value = figures.get(objective_figure(objective), 0.0)
     if not value:
         return UNUSABLE
-    excess = sum(one.excess(figures.get(one.figure)) for one in constraints)
+    excess = sum(one.excess(figures.get(one.key)) for one in constraints)
     return Score(excess, value if objective == THROUGHPUT else 1e9 / value)

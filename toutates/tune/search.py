@@ -6,7 +6,7 @@ A point has a place on each axis. The search asks for points and is told their s
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from itertools import combinations, product
+from itertools import product
 from typing import Final
 
 from toutates.tune.scores import Score
@@ -25,7 +25,11 @@ _OVERHEAD: Final = 0.1
 
 
 def climb(
-    lengths: Sequence[int], starts: Sequence[Point], most: int, paired: int, margin: float = _MARGIN
+    lengths: Sequence[int],
+    starts: Sequence[Point],
+    most: int,
+    pairs: Sequence[tuple[int, int]],
+    margin: float = _MARGIN,
 ) -> Generator[Point, Score, Point]:
     """Search. Yields a point to measure, is sent its score, and returns the best point that was measured.
 
@@ -33,12 +37,12 @@ def climb(
         lengths: how many places each axis has.
         starts: points to begin with, at least one. The search climbs from the best of them.
         most: points to measure.
-        paired: so many axes, the first ones, are changed two at a time where no single step helps.
+        pairs: axes that are changed two at a time where no single step helps.
         margin: by what share a step has to be better.
     """
     known: dict[Point, Score] = {}
     best = starts[0]
-    moves = [*_single_moves(lengths), *_paired_moves(len(lengths), min(paired, len(lengths)))]
+    moves = [*_single_moves(lengths), *_paired_moves(len(lengths), pairs)]
     for start in starts:
         if start not in known and len(known) < most:
             known[start] = yield start
@@ -70,10 +74,10 @@ def _single_moves(lengths: Sequence[int]) -> list[Point]:
     ]
 
 
-def _paired_moves(count: int, paired: int) -> list[Point]:
+def _paired_moves(count: int, pairs: Sequence[tuple[int, int]]) -> list[Point]:
     return [
         tuple(first if place == one else second if place == other else 0 for place in range(count))
-        for one, other in combinations(range(paired), 2)
+        for one, other in pairs
         for first, second in product((1, -1), repeat=2)
     ]
 

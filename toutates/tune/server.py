@@ -1,7 +1,7 @@
 """The server that candidates are loaded into: a process with a repository of its own, which both go at the end.
 
-The user's files are only read. A candidate is a config.yaml in the repository, put there by renaming, and one call of
-RepositoryModelLoad; the server itself goes on.
+The user's files are only read. A candidate is a config.yaml for each model in the repository, put there by renaming,
+and one call of RepositoryModelLoad; the server itself goes on.
 """
 
 from __future__ import annotations
@@ -44,18 +44,17 @@ class ServerFailed(Exception):
 
 
 class Server:
-    """A server of one model.
+    """A server of the models that are tuned.
 
     Args:
-        repository: with the model, made by ``copy_model``.
-        model: its name.
-        version: the directory of the version within it.
+        repository: with the models, each made by ``copy_model``.
+        versions: of each model the directory of its version there.
         log: a file that gets the server's log.
         flags: further ones.
     """
 
-    def __init__(self, repository: Path, model: str, version: Path, log: Path, flags: Sequence[str] = ()) -> None:
-        self._repository, self._model, self._version, self._log, self._flags = repository, model, version, log, flags
+    def __init__(self, repository: Path, versions: Mapping[str, Path], log: Path, flags: Sequence[str] = ()) -> None:
+        self._repository, self.versions, self._log, self._flags = repository, versions, log, flags
         self._process: subprocess.Popen[bytes] | None = None
         self._port = 0
 
@@ -101,22 +100,28 @@ class Server:
         self.stop()
         raise ServerFailed(f"the server did not start within {_START_S:.0f} s")
 
-    def load(self, config: Mapping[str, Any]) -> None:
-        """Load the model with a configuration, in place of the one that it is served with.
+    def load(self, model: str, config: Mapping[str, Any] | None = None) -> None:
+        """Load a model with a configuration, in place of the one that it is served with.
+
+        Args:
+            model: its name.
+            config: all keys; None for the files that it has.
 
         Raises:
             Refused: the server cannot load it, with its reason; the one before goes on.
             Unreachable: the server does not answer.
         """
-        self.write(config)
-        message = RepositoryModelLoadRequest(model_name=self._model).SerializeToString()
+        if config is not None:
+            self.write(model, config)
+        message = RepositoryModelLoadRequest(model_name=model).SerializeToString()
         ask(self.endpoint, SERVICE + "RepositoryModelLoad", message)
 
-    def write(self, config: Mapping[str, Any]) -> None:
+    def write(self, model: str, config: Mapping[str, Any]) -> None:
         """Put a configuration into the repository, without loading it."""
-        beside = self._version / f".{CONFIG_NAME}"
+        version = self.versions[model]
+        beside = version / f".{CONFIG_NAME}"
         beside.write_text(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True), encoding="utf-8")
-        beside.replace(self._version / CONFIG_NAME)
+        beside.replace(version / CONFIG_NAME)
 
     def has_ended(self) -> str:
         """What it said last, if it has ended; "" while it runs."""
@@ -137,14 +142,15 @@ class Server:
         process.wait()
 
 
-def copy_model(model_dir: Path, version_dir: Path, number: int, repository: Path) -> Path:
+def copy_model(model_dir: Path, version_dir: Path, number: int, repository: Path, *, as_it_is: bool = False) -> Path:
     """Put one version of a model into a repository of its own, by hard links where that is possible.
 
     Args:
         model_dir: of the model; its name is the model's.
         version_dir: of the version; the same for a text model without versions.
         number: of the version.
-        repository: an empty directory.
+        repository: the directory that gets it.
+        as_it_is: whether its configuration is copied too.
 
     Returns:
         The directory of the version there.
@@ -158,13 +164,13 @@ def copy_model(model_dir: Path, version_dir: Path, number: int, repository: Path
         shutil.copytree(version_dir, target, copy_function=_link_or_copy)
         if version_dir != model_dir:
             for entry in model_dir.iterdir():
-                if entry.name.isdigit() or entry.name == _PBTXT:  # config.yaml says all of it
+                if entry.name.isdigit() or (entry.name == _PBTXT and not as_it_is):
                     continue
                 if entry.is_dir():
                     shutil.copytree(entry, root / entry.name, copy_function=_link_or_copy)
                 else:
                     _link_or_copy(str(entry), str(root / entry.name))
-        for name in (CONFIG_NAME, _PBTXT):
+        for name in () if as_it_is else (CONFIG_NAME, _PBTXT):  # a config.yaml is going to say all of it
             (target / name).unlink(missing_ok=True)
     except (OSError, shutil.Error) as error:
         raise ConfigurationError(f"cannot be copied: {error}", key="MODEL_DIR", value=str(model_dir)) from None

@@ -1,23 +1,25 @@
-"""Tunes a model: a short profile, a measured search, and the best against the configuration as it is, in turns."""
+"""Tunes models: a short profile, a measured search, and the best against the configuration as it is, in turns."""
 
 from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from statistics import median
+from typing import Final
 
 import numpy as np
 
 from toutates.bench.comparison import block_order
+from toutates.tune.accuracy import Accuracy
 from toutates.tune.constraints import Constraint
 from toutates.tune.measuring import Bench, Sample
 from toutates.tune.scores import UNUSABLE, Score, score_of
 from toutates.tune.search import Point, batch_of_profile, climb, fit_line
-from toutates.tune.space import Space
+from toutates.tune.space import Changes, Configs, Space
 from toutates.tune.turns import NARROW, Verdict, block_ratio, verdict_of
 
-__all__ = ["MOST_BLOCKS", "Trial", "Tuning", "Wanted", "shown_changes", "tune"]
+__all__ = ["MOST_BLOCKS", "Trial", "Tuning", "Wanted", "tune"]
 
 #: Blocks of four loads that best and default are compared by, at most.
 MOST_BLOCKS: Final = 8
@@ -27,10 +29,12 @@ _PROFILE_ROWS: Final = 16
 _USUAL_ROWS: Final = 64
 #: How notes on the loads of each begin.
 _IN_TURNS: Final = ("in turns, as it is", "in turns, the best")
+#: So many of the best of the search are measured again, so often, if they are near the best one: single loads vary.
+_AGAIN: Final = 4
+_LOADS_AGAIN: Final = 2
+_NEAR: Final = 0.15
 #: Candidates that are compared with the configuration as it is, if constraints do not hold for the first one there.
 _FINALISTS: Final = 2
-#: Of the axes, the first ones interact: rows, executors, threads and delay.
-_PAIRED: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +45,13 @@ class Wanted:
         objective: one of OBJECTIVES.
         constraints: that have to hold.
         points: configurations to measure, at most.
+        accuracy: that copies in other types have to hold; None where there are none.
     """
 
     objective: str
     constraints: Sequence[Constraint]
     points: int
+    accuracy: Accuracy | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +59,12 @@ class Trial:
     """A configuration that was measured.
 
     Attributes:
-        changes: keys that differ from the configuration as it is.
+        changes: of each model, keys that differ from the configuration as it is.
         sample: what came of it.
         score: of that.
     """
 
-    changes: Mapping[str, Any]
+    changes: Changes
     sample: Sample
     score: Score
 
@@ -68,36 +74,62 @@ class Tuning:
     """What there is, also while it is being found.
 
     Attributes:
-        model: its name.
+        models: their names.
+        asked: the models that requests are to: these, or an ensemble of them.
         wanted: what was searched.
         load: in words.
-        profile: "a" and "b" of time = a + b x rows, in microseconds; empty for a model that does not batch.
+        profile: of each model "a" and "b" of time = a + b x rows, in microseconds; without those that do not batch.
+        copies: what was measured of copies in other types, by model and file: how near their answers are, or why there
+            is none.
         trials: in their order; the first is the configuration as it is.
         best: changes of the best; empty for none.
         final: figures of both, over the loads in turns: as it is, and the best.
         verdict: of these; None if there was nothing to compare.
-        chosen: the configuration to write, all keys; None for the one that there is.
+        chosen: the configurations to write, all keys of those models that are changed; None for those that there are.
         missed: which constraints do not hold whatever is set, and the best value that was reached.
         notes: what else is to be known.
         missed_in_turns: whether the last comparison ended because constraints did not hold, or a load failed.
         stopped: whether it was interrupted.
+        failed: whether it was ended by an error.
         begun: when.
     """
 
-    model: str
+    models: Sequence[str]
+    asked: Sequence[str]
     wanted: Wanted
     load: str
-    profile: dict[str, float] = field(default_factory=dict)
+    profile: dict[str, dict[str, float]] = field(default_factory=dict)
+    copies: dict[str, dict[str, float | str]] = field(default_factory=dict)
     trials: list[Trial] = field(default_factory=list)
-    best: Mapping[str, Any] = field(default_factory=dict)
+    best: Changes = field(default_factory=dict)
     final: list[dict[str, float]] = field(default_factory=list)
     verdict: Verdict | None = None
-    chosen: dict[str, Any] | None = None
+    chosen: Configs | None = None
     missed: list[tuple[Constraint, float | None]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     missed_in_turns: bool = False
     stopped: bool = False
+    failed: bool = False
     begun: str = field(default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
+
+    @property
+    def title(self) -> str:
+        """The names of the models that are asked."""
+        return ", ".join(self.asked)
+
+    def shown_nearness(self, value: float) -> str:
+        """How near a copy's answers are, in words."""
+        accuracy = self.wanted.accuracy
+        assert accuracy is not None
+        return f"{accuracy.shown(value)}, which {'holds' if accuracy.holds(value) else 'does not hold'}"
+
+    def shown_changes(self, changes: Changes) -> str:
+        """Keys with their values, for people."""
+        return "; ".join(
+            (f"{model}: " if len(self.models) > 1 else "")
+            + ", ".join(f"{name.removeprefix('session.')} {_value(value)}" for name, value in own.items())
+            for model, own in changes.items()
+        )
 
 
 def tune(bench: Bench, space: Space, tuning: Tuning, tell: Callable[[str], None] = lambda _: None) -> None:
@@ -106,7 +138,7 @@ def tune(bench: Bench, space: Space, tuning: Tuning, tell: Callable[[str], None]
     Args:
         bench: with the configuration as it is loaded.
         space: what to try.
-        tuning: empty.
+        tuning: without trials.
         tell: is told what happens, a line each.
 
     Raises:
@@ -115,65 +147,64 @@ def tune(bench: Bench, space: Space, tuning: Tuning, tell: Callable[[str], None]
         KeyboardInterrupt: it was interrupted.
     """
     starts = [space.start]
-    if profiled := _profile(bench, space, tuning, tell):
-        starts += profiled
+    if sizes := _profile(bench, space, tuning, tell):
+        starts.append(space.near(space.start, "batch_size", sizes))
     by_point = _search(bench, space, starts, tuning, tell)
-    ranked = sorted(
-        (point for point in by_point if not by_point[point].score.excess),
-        key=lambda point: -by_point[point].score.value,
-    )
-    if not ranked:
+    if not (ranked := _ranked(by_point)):
         tuning.missed = _missed(tuning)
         return
+    ranked = _again(bench, space, ranked, by_point, tuning, tell)
     for point in [point for point in ranked if point != space.start][:_FINALISTS]:
         # One that was no better in the search is not compared, unless constraints do not hold as it is.
         if not by_point[point].score.beats(by_point[space.start].score):
             break
         tuning.best = space.changes(point)
-        tell(f"in turns: as it is, and {shown_changes(tuning.best)}")
+        tell(f"in turns: as it is, and {tuning.shown_changes(tuning.best)}")
         if _compare(bench, space, point, tuning, tell):
-            tuning.chosen = space.config(point)
+            configs = space.configs(point)
+            tuning.chosen = {model: configs[model] for model in tuning.best}
             return
         if not tuning.missed_in_turns:
             return
 
 
-def _profile(bench: Bench, space: Space, tuning: Tuning, tell: Callable[[str], None]) -> list[Point]:
-    """Starting points by what a run costs by itself, and for each row."""
-    sizes = next((axis.values for axis in space.axes if axis.name == "batch_size"), None)
-    if not sizes:
-        return []
-    rows = min(_PROFILE_ROWS, int(space.base["batch_size"]))
-    if rows < 2:
-        # Requests of several rows are refused as it is. Batches of two rows may gain nothing, and of many much.
-        return [space.near(space.start, {"batch_size": _USUAL_ROWS})]
-    samples = [(count, bench.of_rows(count)) for count in (1, rows)]
-    times = [(float(count), one.infer_us) for count, one in samples if one.infer_us is not None and not one.fault]
-    if len(times) < 2:
-        tuning.notes.append("no profile: the server does not count how long the model computes")
-        return []
-    fixed, per_row = fit_line(times)
-    tuning.profile = {"a": fixed, "b": per_row}
-    tell(f"profile: a run takes {fixed:.1f} us and {per_row:.2f} us for each row")
-    bound_us = min(
-        (one.bound / 1e3 for one in tuning.wanted.constraints if one.figure.startswith("p")),
-        default=None,
-    )
-    batch = batch_of_profile(fixed, per_row, max(sizes), bound_us)
-    return [space.near(space.start, {"batch_size": batch})]
+def _profile(bench: Bench, space: Space, tuning: Tuning, tell: Callable[[str], None]) -> dict[str, float]:
+    """Rows of a batch to begin with, by models, by what a run costs by itself, and for each row."""
+    bound_us = min((one.bound / 1e3 for one in tuning.wanted.constraints if one.figure.startswith("p")), default=None)
+    found = {}
+    for axis in space.axes:
+        if axis.name != "batch_size":
+            continue
+        rows = min(_PROFILE_ROWS, int(space.base[axis.model]["batch_size"]))
+        if rows < 2:
+            # Requests of several rows are refused as it is. Batches of two rows may gain nothing, and of many much.
+            found[axis.model] = float(_USUAL_ROWS)
+            continue
+        if axis.model not in tuning.asked:  # a member of an ensemble, whose requests nobody knows
+            continue
+        samples = [(count, bench.of_rows(axis.model, count)) for count in (1, rows)]
+        times = [(float(count), one.infer_us) for count, one in samples if one.infer_us is not None and not one.fault]
+        if len(times) < 2:
+            tuning.notes.append(f"no profile of {axis.model}: the server does not count how long the model computes")
+            continue
+        fixed, per_row = fit_line(times)
+        tuning.profile[axis.model] = {"a": fixed, "b": per_row}
+        tell(f"profile of {axis.model}: a run takes {fixed:.1f} us and {per_row:.2f} us for each row")
+        found[axis.model] = float(batch_of_profile(fixed, per_row, max(axis.values), bound_us))
+    return found
 
 
 def _search(
     bench: Bench, space: Space, starts: Sequence[Point], tuning: Tuning, tell: Callable[[str], None]
 ) -> dict[Point, Trial]:
     wanted, by_point = tuning.wanted, dict[Point, Trial]()
-    steps = climb([len(axis.values) for axis in space.axes], starts, wanted.points, _PAIRED)
+    steps = climb([len(axis.values) for axis in space.axes], starts, wanted.points, space.pairs)
     try:
         point = next(steps)
         while True:
             trial = by_point[point] = _try(bench, space, point, wanted)
             tuning.trials.append(trial)
-            tell(f"{len(by_point):3}  {_figures(trial.sample)}  {shown_changes(trial.changes) or 'as it is'}")
+            tell(f"{len(by_point):3}  {_figures(trial.sample)}  {tuning.shown_changes(trial.changes) or 'as it is'}")
             point = steps.send(trial.score)
     except StopIteration:
         pass
@@ -182,12 +213,47 @@ def _search(
     return by_point
 
 
+def _ranked(by_point: Mapping[Point, Trial]) -> list[Point]:
+    """The points that hold the constraints, from the best on."""
+    return sorted(
+        (point for point in by_point if not by_point[point].score.excess),
+        key=lambda point: -by_point[point].score.value,
+    )
+
+
+def _again(
+    bench: Bench,
+    space: Space,
+    ranked: Sequence[Point],
+    by_point: dict[Point, Trial],
+    tuning: Tuning,
+    tell: Callable[[str], None],
+) -> list[Point]:
+    """The points in their order, the first of them by several loads: one load may be a lucky one."""
+    first = [point for point in ranked if point != space.start][:_AGAIN]
+    first = [point for point in first if by_point[point].score.beats(by_point[ranked[0]].score, -_NEAR)]
+    if len(first) < 2:
+        return list(ranked)
+    values: dict[Point, list[float]] = {point: [by_point[point].score.value] for point in first}
+    for _ in range(_LOADS_AGAIN):
+        for point in first:
+            trial = _try(bench, space, point, tuning.wanted)
+            values[point].append(0.0 if trial.score.excess else trial.score.value)
+    order = sorted(first, key=lambda point: -median(values[point]))
+    tell(f"the first {len(first)} of the search were measured again; first is {_name(space, order[0], tuning)}")
+    return [*order, *(point for point in ranked if point not in first)]
+
+
+def _name(space: Space, point: Point, tuning: Tuning) -> str:
+    return tuning.shown_changes(space.changes(point)) or "as it is"
+
+
 def _try(bench: Bench, space: Space, point: Point, wanted: Wanted) -> Trial:
-    sample = bench.candidate(space.config(point))
+    sample = bench.candidate(space.configs(point))
     of_memory = [one for one in wanted.constraints if one.figure == "memory"]
     if not sample.fault and any(one.excess(sample.figures.get("memory")) for one in of_memory):
         # A process may hold what earlier configurations needed; one that was just started does not.
-        sample = bench.candidate(space.config(point), afresh=True)
+        sample = bench.candidate(space.configs(point), afresh=True)
     score = UNUSABLE if sample.fault else score_of(sample.figures, wanted.objective, wanted.constraints)
     return Trial(space.changes(point), sample, score)
 
@@ -204,7 +270,7 @@ def _compare(bench: Bench, space: Space, point: Point, tuning: Tuning, tell: Cal
     for _ in range(MOST_BLOCKS):
         block = []
         for which in block_order(rng):
-            sample = bench.candidate(space.config(points[which]))
+            sample = bench.candidate(space.configs(points[which]))
             if sample.fault:
                 if not any(note.startswith(_IN_TURNS[which]) for note in tuning.notes):
                     tuning.notes.append(f"{_IN_TURNS[which]}: {sample.fault}")
@@ -240,7 +306,7 @@ def _fresh_memory(bench: Bench, space: Space, points: Sequence[Point], tuning: T
     """The figures in turns, with the memory of servers that had one configuration each, where it matters."""
     if any(one.figure == "memory" for one in tuning.wanted.constraints):
         for figures, one in zip(tuning.final, points, strict=True):
-            sample = bench.candidate(space.config(one), afresh=True)
+            sample = bench.candidate(space.configs(one), afresh=True)
             if "memory" in sample.figures:
                 figures["memory"] = sample.figures["memory"]
     return tuning.final
@@ -248,9 +314,9 @@ def _fresh_memory(bench: Bench, space: Space, points: Sequence[Point], tuning: T
 
 def _stands(tuning: Tuning, final: Sequence[Mapping[str, float]]) -> bool:
     assert tuning.verdict is not None
-    before, after = (sum(one.excess(side.get(one.figure)) for one in tuning.wanted.constraints) for side in final)
+    before, after = (sum(one.excess(side.get(one.key)) for one in tuning.wanted.constraints) for side in final)
     if after:
-        tuning.notes.append(f"constraints did not hold in turns for {shown_changes(tuning.best)}")
+        tuning.notes.append(f"constraints did not hold in turns for {tuning.shown_changes(tuning.best)}")
         tuning.missed_in_turns = True
         return False
     if before:
@@ -264,7 +330,7 @@ def _missed(tuning: Tuning) -> list[tuple[Constraint, float | None]]:
     usable = [one.sample.figures for one in tuning.trials if not one.sample.fault]
     missed = []
     for constraint in tuning.wanted.constraints:
-        values = [figures[constraint.figure] for figures in usable if constraint.figure in figures]
+        values = [figures[constraint.key] for figures in usable if constraint.key in figures]
         best = (max if constraint.at_least else min)(values) if values else None
         if constraint.excess(best):
             missed.append((constraint, best))
@@ -272,9 +338,9 @@ def _missed(tuning: Tuning) -> list[tuple[Constraint, float | None]]:
         closest = min(tuning.trials, key=lambda one: one.score.excess)
         tuning.notes.append("each constraint holds for some configuration, and never all together")
         missed = [
-            (one, closest.sample.figures.get(one.figure))
+            (one, closest.sample.figures.get(one.key))
             for one in tuning.wanted.constraints
-            if one.excess(closest.sample.figures.get(one.figure))
+            if one.excess(closest.sample.figures.get(one.key))
         ]
     return missed
 
@@ -284,12 +350,9 @@ def _mean(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: sum(one[name] for one in figures) / len(figures) for name in known}
 
 
-def shown_changes(changes: Mapping[str, Any]) -> str:
-    """Keys with their values, for people."""
-    return ", ".join(f"{name.removeprefix('session.')} {_value(value)}" for name, value in changes.items())
-
-
 def _value(value: object) -> str:
+    if isinstance(value, list):
+        return f"of {len(value)} lengths" if value else "of any length"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -1,4 +1,4 @@
-"""``toutates tune``: reads what is wanted, tunes the model, and writes what came of it."""
+"""``toutates tune``: reads what is wanted, tunes the models, and writes what came of it."""
 
 from __future__ import annotations
 
@@ -9,36 +9,51 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import yaml
+import numpy as np
 
 from toutates.bench.calls import Refused
-from toutates.bench.data import DataSettings
+from toutates.bench.data import RANDOM
 from toutates.bench.link import Unreachable
 from toutates.bench.load import LoadFailed
 from toutates.bench.measuring import Questions, Target
-from toutates.command.config import effective_configuration, print_warnings, require_model_dir
+from toutates.bench.sequences import Sequences
+from toutates.command.config import effective_configuration
 from toutates.command.settings import settings_of
-from toutates.models.repository import scan_model
+from toutates.command.tune.models import Found, find_models
+from toutates.command.tune.reading import Job, read_jobs
+from toutates.command.tune.writing import (
+    BEFORE,
+    PBTXT,
+    Written,
+    changed_since,
+    seen,
+    write_beside_models,
+    write_files,
+)
 from toutates.server.options import EXIT_FAILURE, EXIT_OK
 from toutates.system.errors import ConfigurationError, ModelLoadError
-from toutates.tune.constraints import OBJECTIVES, Constraint, read_constraint
+from toutates.tune.constraints import Constraint
+from toutates.tune.lengths import TEXT_LENGTHS, TOKEN_LENGTHS, write_rows, write_texts
 from toutates.tune.measuring import Bench
+from toutates.tune.near_copies import near_copies
 from toutates.tune.report import to_json, to_lines
 from toutates.tune.report_html import write_html
 from toutates.tune.server import CONFIG_NAME, Server, ServerFailed, copy_model
-from toutates.tune.space import Space, make_space
+from toutates.tune.space import COPY, Space, axes_of
 from toutates.tune.tuning import Tuning, Wanted, tune
 
 __all__ = ["run_tune"]
 
-_PBTXT: Final = "config.pbtxt"
-_BEFORE: Final = f"{CONFIG_NAME}.before"
 #: Of the server that candidates are loaded into.
 _PASSED_ON: Final = ("execution-providers", "custom-op-libraries", "allow-pickle")
+_POINTS: Final = 32
+
+Configuration = Callable[[Path, int | None, str], str]
 
 
 def run_tune(parsed: argparse.Namespace) -> int:
@@ -47,73 +62,150 @@ def run_tune(parsed: argparse.Namespace) -> int:
     Raises:
         ConfigurationError: an argument cannot be used.
     """
-    # An absolute path has the model's name; "." has none.
-    model_dir = Path(os.path.abspath(parsed.model_dir))
-    require_model_dir(model_dir)
-    print_warnings(model_dir)
-    wanted = Wanted(_objective(parsed.objective), _constraints(parsed.constraint), parsed.points)
+    jobs, warnings = read_jobs(parsed)
+    for warning in warnings:
+        print(f"toutates: warning: {warning}", file=sys.stderr)
     settings = settings_of(parsed)
-    questions = _questions(parsed, model_dir.name)
     libraries = settings["custom-op-libraries"] or ()
 
     def configuration(folder: Path, number: int | None, form: str) -> str:
         return effective_configuration(folder, number, form, libraries, allow_pickle=settings["allow-pickle"])
 
+    code = EXIT_OK
+    with _terminates_cleanly():
+        for job in jobs:
+            own, stopped = _run_job(job, configuration, _passed_on(parsed))
+            code = max(code, own)
+            if stopped:
+                break
+    return code
+
+
+def _run_job(job: Job, configuration: Configuration, passed_on: Sequence[str]) -> tuple[int, bool]:
+    """Do one tuning; returns its exit code, and whether it was interrupted."""
     try:
-        text = configuration(model_dir, parsed.version, "yaml")
+        found = find_models(job.folders, job.version, configuration)
     except (ConfigurationError, ModelLoadError) as error:
-        return _failed(str(error))
-    version = next(
-        one for one in reversed(scan_model(model_dir).versions) if parsed.version in (None, one.number)
-    )  # the same one as above
-    base = yaml.safe_load(text)
-    if "ensemble" in base:
-        return _failed(f"'{model_dir.name}' is an ensemble, which has nothing to tune; name the folder of a member")
-    target = _target(parsed, model_dir, version.path)
-    load = f"{parsed.concurrency} requests at a time of {parsed.batch or 1} rows, {parsed.seconds_per_point:g} s each"
-    tuning = Tuning(model_dir.name, wanted, load)
-    with _terminates_cleanly(), tempfile.TemporaryDirectory(prefix="toutates-tune-") as folder:
-        repository = Path(folder, "models")
-        place = copy_model(model_dir, version.path, version.number, repository)
-        server = Server(repository, model_dir.name, place, Path(folder, "log"), _passed_on(parsed))
-        bench = Bench(server, questions, parsed.seconds_per_point, parsed.concurrency)
-        space = make_space(base, _cores(), batches=bool(base.get("batching")), least_rows=parsed.batch or 1)
+        if isinstance(error, ConfigurationError) and error.key == "MODEL_DIR":
+            raise
+        return _failed(str(error)), False
+    constraints = _of_models(job.constraints, found.asked)
+    if unknown := [name for name in job.weights if name not in found.asked]:
+        raise ConfigurationError(
+            "is no model that is asked", key="--weight", value=unknown[0], remedy=f"name {', '.join(found.asked)}"
+        )
+    targets = _targets(job, found)
+    before = seen([folder for one in found.tuned.values() for folder in {one.path, one.version.path}])
+    rows = job.data.batch or 1
+    load = f"{job.under_way} requests at a time of {rows} row{'s' if rows > 1 else ''}, {job.seconds:g} s each"
+    wanted = Wanted(job.objective, constraints, job.points or _POINTS * len(found.tuned), job.accuracy)
+    tuning = Tuning(list(found.tuned), found.asked, wanted, load)
+    fault, written = "", list[Written]()
+    with tempfile.TemporaryDirectory(prefix="toutates-tune-") as folder:
         try:
-            with contextlib.closing(bench):
-                fault = _run(bench, space, tuning)
+            repository = Path(folder, "models")
+            places = {
+                name: copy_model(
+                    one.path, one.version.path, one.version.number, repository, as_it_is=name in found.served
+                )
+                for name, one in found.all().items()
+            }
+            server = Server(repository, places, Path(folder, "log"), passed_on)
+            fault = _tune(job, found, server, Path(folder), tuning)
             if not fault and tuning.chosen is not None:
-                server.write(tuning.chosen)
-                texts = {
-                    name: configuration(place.parent, version.number, form)
-                    for name, form in ((CONFIG_NAME, "yaml"), (_PBTXT, "pbtxt"))
-                }
+                written = _results(tuning, found, server, targets, configuration)
+                changed = changed_since(before)
+                if changed:
+                    fault = f"'{changed[0]}' was changed meanwhile; nothing is written, tune again"
         except KeyboardInterrupt:
-            tuning.stopped = True
-            tuning.chosen = None
-            fault = ""
-    for line in to_lines(tuning):
-        print(line)
-    if fault:
-        _failed(fault)
-    elif tuning.chosen is not None:
-        _write(target, texts, beside_model=parsed.write)
-    _reports(parsed, tuning)
-    return EXIT_FAILURE if fault or tuning.stopped or tuning.missed else EXIT_OK
+            tuning.stopped, tuning.chosen, fault = True, None, ""
+        for line in to_lines(tuning):
+            print(line)
+        if fault:
+            _failed(fault)
+        elif tuning.chosen is not None:
+            for path in (write_beside_models if job.write else write_files)(written):
+                print(f"{'before: ' if path.name == BEFORE else 'written:'} {path}")
+    _reports(job, tuning)
+    return EXIT_FAILURE if fault or tuning.stopped or tuning.missed else EXIT_OK, tuning.stopped
 
 
-def _run(bench: Bench, space: Space, tuning: Tuning) -> str:
+def _tune(job: Job, found: Found, server: Server, folder: Path, tuning: Tuning) -> str:
     """Tune; returns what went wrong, or ""."""
 
     def tell(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
+    base = {name: one.base for name, one in found.tuned.items()}
+    questions = _questions(job, found)
+    bench = Bench(server, questions, job.seconds, job.under_way, list(found.served))
     try:
-        bench.begin(space.base)
-        tune(bench, space, tuning, tell)
+        with contextlib.closing(bench):
+            bench.start(base)
+            bench.begin(_with_lengths(job, found, bench, questions, folder))
+            copies = near_copies(bench, base, server.versions, job.accuracy, tuning, tell) if job.accuracy else {}
+            if copies and job.data.source == RANDOM:
+                tuning.notes.append("accuracy was measured with random data; name real data by --data")
+            tune(bench, _space(job, found, copies), tuning, tell)
     except (ServerFailed, Refused, Unreachable, LoadFailed) as error:
-        tuning.chosen = None
-        return f"'{tuning.model}' cannot be measured: {error}"
+        tuning.chosen, tuning.failed = None, True
+        return f"'{tuning.title}' cannot be measured: {error}"
     return ""
+
+
+def _space(job: Job, found: Found, copies: Mapping[str, Sequence[str]]) -> Space:
+    axes = []
+    for name, one in found.tuned.items():
+        ranges = job.ranges.get(name, {})
+        least = job.data.batch or 1 if name in found.asked else 1
+        own = axes_of(name, one.base, _cores(), least_rows=least, copies=copies.get(name, ()), ranges=ranges)
+        axes += [axis for axis in own if not job.only_ranges or axis.name in ranges]
+    return Space({name: one.base for name, one in found.tuned.items()}, axes)
+
+
+def _questions(job: Job, found: Found) -> Questions:
+    targets = tuple(Target(name, weight=job.weights.get(name, 1.0)) for name in found.asked)
+    stateful = [name for name in found.asked if found.all()[name].base.get("sequences")]
+    if stateful and len(targets) > 1:
+        raise ConfigurationError(
+            "has sequences, and is tuned by itself", key="MODEL_DIR", value=stateful[0], remedy="name it alone"
+        )
+    return Questions(targets, data=job.data, sequences=Sequences() if stateful else None)
+
+
+def _with_lengths(job: Job, found: Found, bench: Bench, questions: Questions, folder: Path) -> Questions:
+    """The questions with rows or texts of different length, where the model is asked so and nothing else is said."""
+    if len(found.asked) > 1 or job.data.source != RANDOM or job.data.shapes or job.data.string_length:
+        return questions
+    (name,) = found.asked
+    base = found.all()[name].base
+    path, rng = folder / "requests.json", np.random.default_rng(1)
+    if base["backend"] == "text":
+        write_texts(path, bench.facts(name), job.lengths or TEXT_LENGTHS, rng)
+    elif base.get("padding"):
+        write_rows(path, bench.facts(name), base["padding"], job.lengths or TOKEN_LENGTHS, rng)
+    elif job.lengths is not None:
+        raise Refused(f"model '{name}' has neither padding nor texts; leave --lengths out")
+    else:
+        return questions
+    return replace(questions, data=replace(job.data, source=str(path)))
+
+
+def _of_models(constraints: Sequence[Constraint], asked: Sequence[str]) -> list[Constraint]:
+    """The constraints, without the model where there is one alone.
+
+    Raises:
+        ConfigurationError: a constraint is of another model.
+    """
+    for one in constraints:
+        if one.model and one.model not in asked:
+            raise ConfigurationError(
+                "is of no model that is asked",
+                key="--constraint",
+                value=one.text,
+                remedy=f"name {' or '.join(asked)} before the colon",
+            )
+    return [replace(one, model="") for one in constraints] if len(asked) == 1 else list(constraints)
 
 
 @contextlib.contextmanager
@@ -130,38 +222,6 @@ def _terminates_cleanly() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _objective(text: str) -> str:
-    if text not in OBJECTIVES:
-        raise ConfigurationError(
-            "is no objective", key="--objective", value=text, remedy=f"write {' or '.join(OBJECTIVES)}"
-        )
-    return text
-
-
-def _constraints(texts: Sequence[str]) -> list[Constraint]:
-    constraints = []
-    for text in texts:
-        try:
-            constraints.append(read_constraint(text))
-        except ValueError as error:
-            raise ConfigurationError(str(error), key="--constraint", value=text) from None
-    return constraints
-
-
-def _questions(parsed: argparse.Namespace, model: str) -> Questions:
-    shapes = {}
-    for text in parsed.shape:
-        name, _, numbers = text.rpartition(":")
-        try:
-            shapes[name] = [int(number) for number in numbers.split(",")]
-        except ValueError:
-            shapes[name] = [-1]
-        if not name or min(shapes[name]) < 0:
-            raise ConfigurationError("is no shape", key="--shape", value=text, remedy="write INPUT:1,64")
-    data = DataSettings(parsed.data, parsed.batch, shapes, parsed.string_length)
-    return Questions((Target(model),), data=data)
-
-
 def _passed_on(parsed: argparse.Namespace) -> list[str]:
     return [f"--{name}={text}" for name in _PASSED_ON for text in getattr(parsed, name.replace("-", "_")) or ()]
 
@@ -170,64 +230,76 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _target(parsed: argparse.Namespace, model_dir: Path, version_dir: Path) -> Path:
-    """Where the result is written. It is looked at before minutes of measuring, and made after them.
+def _targets(job: Job, found: Found) -> dict[str, Path]:
+    """Where the result of each model is written. It is looked at before minutes of measuring, and made after them.
 
     Raises:
         ConfigurationError: something is in the way.
     """
-    if parsed.write:
-        if parsed.output:
-            raise ConfigurationError("cannot be had with --write", key="--output", remedy="leave one out")
-        target, files = version_dir, [_BEFORE] if (version_dir / CONFIG_NAME).exists() else []
-        key = "--write"
-    else:
-        target, files = Path(os.path.abspath(parsed.output or f"{model_dir.name}-tuned")), [CONFIG_NAME, _PBTXT]
-        key = "--output"
-        if target.parent == model_dir.parent or model_dir in (target, *target.parents):
+    if job.write:
+        for one in found.tuned.values():
+            if (one.version.path / CONFIG_NAME).exists() and (one.version.path / BEFORE).exists():
+                raise ConfigurationError(
+                    f"already has a {BEFORE}, which is not overwritten",
+                    key="--write",
+                    value=str(one.version.path),
+                    remedy="move it",
+                )
+        return {name: one.version.path for name, one in found.tuned.items()}
+    several = len(found.tuned) > 1
+    output = job.output or Path(os.path.abspath("tuned" if several else f"{next(iter(found.tuned))}-tuned"))
+    for one in found.tuned.values():
+        if output.parent == one.path.parent or one.path.parent in (output, *output.parents):
             raise ConfigurationError(
                 "lies in the model repository, where a server would take it for a model",
-                key=key,
-                value=str(target),
+                key="--output",
+                value=str(output),
                 remedy="name another folder by --output, or add --write",
             )
-        if target.exists() and not target.is_dir():
-            raise ConfigurationError("is no folder", key=key, value=str(target))
-    for name in files:
-        if (target / name).exists():
-            raise ConfigurationError(
-                f"already has a {name}, which is not overwritten", key=key, value=str(target), remedy="move it"
-            )
-    return target
+    if output.exists() and not output.is_dir():
+        raise ConfigurationError("is no folder", key="--output", value=str(output))
+    targets = {name: output / name if several else output for name in found.tuned}
+    for target in targets.values():
+        for name in (CONFIG_NAME, PBTXT):
+            if (target / name).exists():
+                raise ConfigurationError(
+                    f"already has a {name}, which is not overwritten",
+                    key="--output",
+                    value=str(target),
+                    remedy="move it",
+                )
+    return targets
 
 
-def _write(target: Path, texts: dict[str, str], *, beside_model: bool) -> None:
-    try:
-        target.mkdir(parents=True, exist_ok=True)
-        if beside_model:
-            own = target / CONFIG_NAME
-            if own.exists():
-                own.replace(target / _BEFORE)
-                print(f"before:  {target / _BEFORE}")
-            texts = {CONFIG_NAME: texts[CONFIG_NAME]}
-        for name, text in texts.items():
-            fresh = target / f".{name}.new"  # renamed, so that no server reads half of it
-            fresh.write_text(text, encoding="utf-8")
-            fresh.replace(target / name)
-            print(f"written: {target / name}")
-    except OSError as error:
-        raise ConfigurationError(f"cannot be written: {error.strerror}", key="--output", value=str(target)) from None
+def _results(
+    tuning: Tuning, found: Found, server: Server, targets: Mapping[str, Path], configuration: Configuration
+) -> list[Written]:
+    """What is written of each model that is changed."""
+    written = []
+    for name, config in (tuning.chosen or {}).items():
+        server.write(name, config)
+        place, number = server.versions[name], found.tuned[name].version.number
+        texts = {
+            file: configuration(place.parent, number, form) for file, form in ((CONFIG_NAME, "yaml"), (PBTXT, "pbtxt"))
+        }
+        copies = {}
+        if config.get(COPY) != found.tuned[name].base.get(COPY):
+            copies[config[COPY]] = place / config[COPY]
+        written.append(Written(targets[name], texts, copies))
+    return written
 
 
-def _reports(parsed: argparse.Namespace, tuning: Tuning) -> None:
-    makers: dict[str, Any] = {"json": lambda: json.dumps(to_json(tuning), indent=1) + "\n"}
-    makers["html"] = lambda: write_html(tuning)
-    for name, make in makers.items():
-        if path := getattr(parsed, name):
+def _reports(job: Job, tuning: Tuning) -> None:
+    makers: dict[str, tuple[str, Callable[[], str]]] = {
+        "--json": (job.json, lambda: json.dumps(to_json(tuning), indent=1) + "\n"),
+        "--html": (job.html, lambda: write_html(tuning)),
+    }
+    for name, (path, make) in makers.items():
+        if path:
             try:
                 Path(path).write_text(make(), encoding="utf-8")
             except OSError as error:
-                raise ConfigurationError(f"cannot be written: {error.strerror}", key=f"--{name}", value=path) from None
+                raise ConfigurationError(f"cannot be written: {error.strerror}", key=name, value=path) from None
 
 
 def _failed(text: str) -> int:

@@ -1,0 +1,122 @@
+"""Which models are tuned: those of the folders that are named, of a repository, or the members of an ensemble."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from toutates.command.config import print_warnings, require_model_dir
+from toutates.models.repository import VersionFolder, scan, scan_model
+from toutates.system.errors import ConfigurationError
+
+__all__ = ["Found", "OneModel", "find_models"]
+
+
+@dataclass(frozen=True, slots=True)
+class OneModel:
+    """A model.
+
+    Attributes:
+        path: its folder.
+        version: of it.
+        base: all keys of its configuration.
+    """
+
+    path: Path
+    version: VersionFolder
+    base: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Found:
+    """The models of a tuning.
+
+    Attributes:
+        tuned: whose keys are changed, by their names.
+        served: as they are: ensembles of these, and Python models; members before those that are made of them.
+        asked: names of those that requests are to.
+    """
+
+    tuned: dict[str, OneModel] = field(default_factory=dict)
+    served: dict[str, OneModel] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+
+    def all(self) -> dict[str, OneModel]:
+        """Both."""
+        return {**self.tuned, **self.served}
+
+
+def find_models(
+    folders: Sequence[Path], version: int | None, configuration: Callable[[Path, int | None, str], str]
+) -> Found:
+    """Find what is tuned.
+
+    Args:
+        folders: of models, or of repositories, with absolute paths.
+        version: to take of the one model; None for the newest.
+        configuration: gives all keys of a model's configuration: its folder, version and form.
+
+    Raises:
+        ConfigurationError: a folder is none, has no such version, or its files cannot be used.
+        ModelLoadError: a graph cannot be read.
+    """
+    found = Found()
+    members: set[str] = set()
+    for folder in folders:
+        require_model_dir(folder)
+        models = [folder] if not scan_model(folder).passed_over else _of_repository(folder)
+        for model in models:
+            _add(found, model, version, configuration, members)
+    found.asked = [name for name in found.asked if name not in members]
+    if not found.tuned:
+        raise ConfigurationError(
+            "has nothing to tune",
+            key="MODEL_DIR",
+            value=str(folders[0]),
+            remedy="name models of another backend than Python's, whose config.pbtxt declares their tensors",
+        )
+    return found
+
+
+def _of_repository(folder: Path) -> list[Path]:
+    models = [one for one in scan(folder, asked_by="MODEL_DIR") if not one.passed_over]
+    if not models or models[0].is_lone:
+        raise ConfigurationError(
+            "has neither versions nor models",
+            key="MODEL_DIR",
+            value=str(folder),
+            remedy="name the folder of a model, such as models/NAME with 1/model.onnx in it, or of a repository",
+        )
+    return [one.path for one in models]
+
+
+def _add(
+    found: Found,
+    folder: Path,
+    version: int | None,
+    configuration: Callable[[Path, int | None, str], str],
+    members: set[str],
+) -> None:
+    """Add a model, and what it is made of."""
+    known = found.all().get(folder.name)
+    if known is not None:
+        if known.path != folder:
+            raise ConfigurationError("two models have one name", key="MODEL_DIR", value=folder.name)
+        if folder.name not in found.asked:
+            found.asked.append(folder.name)
+        return
+    print_warnings(folder)
+    base = yaml.safe_load(configuration(folder, version, "yaml"))
+    chosen = next(one for one in reversed(scan_model(folder).versions) if version in (None, one.number))
+    model = OneModel(folder, chosen, base)
+    found.asked.append(folder.name)
+    if base["backend"] == "ensemble":
+        for name in dict.fromkeys(str(step["model"]) for step in base["steps"]):
+            members.add(name)
+            _add(found, folder.parent / name, None, configuration, members)
+    # A config.yaml cannot declare a Python model's tensors.
+    (found.served if base["backend"] in ("ensemble", "python") else found.tuned)[folder.name] = model
