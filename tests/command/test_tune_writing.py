@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from toutates.command.tune import writing
 from toutates.command.tune.writing import Written, changed_since, seen, write_beside_models, write_files
 from toutates.system.errors import ConfigurationError
 
@@ -90,7 +90,7 @@ def test_whatever_happens_at_whatever_step_leaves_files_as_they_were(
         return run
 
     monkeypatch.setattr(os, "link", failing(os.link))
-    monkeypatch.setattr(writing.shutil, "copyfile", failing(writing.shutil.copyfile))
+    monkeypatch.setattr(shutil, "copyfile", failing(shutil.copyfile))
     monkeypatch.setattr(Path, "write_text", failing(Path.write_text))
     real = Path.replace
 
