@@ -249,7 +249,7 @@ def _targets(job: Job, found: Found) -> dict[str, Path]:
     several = len(found.tuned) > 1
     output = job.output or Path(os.path.abspath("tuned" if several else f"{next(iter(found.tuned))}-tuned"))
     for one in found.tuned.values():
-        if output.parent == one.path.parent or one.path.parent in (output, *output.parents):
+        if one.path.parent in (output, output.parent) or one.path in output.parents:
             raise ConfigurationError(
                 "lies in the model repository, where a server would take it for a model",
                 key="--output",
