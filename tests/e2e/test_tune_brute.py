@@ -119,7 +119,9 @@ def brute_force(bench: Bench, base: Mapping[str, Any]) -> tuple[dict[str, Any], 
         return bench.candidate(space.configs(_point(space, wanted))).figures.get("rate", 0.0)
 
     names = [name for name, _ in _GRID]
-    points = [dict(zip(names, values, strict=True)) for values in product(*(values for _, values in _GRID))]
+    points: list[dict[str, Any]] = [
+        dict(zip(names, values, strict=True)) for values in product(*(values for _, values in _GRID))
+    ]
     rates = [rate(point) for point in points]
     first = sorted(range(len(points)), key=lambda at: -rates[at])[:4]
     best = points[max(first, key=lambda at: rates[at] + rate(points[at]) + rate(points[at]))]
