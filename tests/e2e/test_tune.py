@@ -13,9 +13,11 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 import yaml
+from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
 from examples.make_repository import mlp
@@ -141,6 +143,33 @@ def test_several_models_are_tuned_together_with_a_bound_for_one_of_them(model: P
     if found["chosen"]:
         for name in found["best"]["changes"]:
             assert {path.name for path in (output / name).iterdir()} == {"config.yaml", "config.pbtxt"}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(280)  # some seconds each on an idle machine
+def test_a_model_with_padding_is_asked_with_rows_of_different_length(tmp_path: Path) -> None:
+    table = np.random.default_rng(1).standard_normal((100, 32)).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["table", "ids"], ["vectors"])],
+        "padded",
+        [helper.make_tensor_value_info("ids", TensorProto.INT64, ["n", "length"])],
+        [helper.make_tensor_value_info("vectors", TensorProto.FLOAT, ["n", "length", 32])],
+        [numpy_helper.from_array(table, "table")],
+    )
+    version = tmp_path / "models" / "padded" / "1"
+    version.mkdir(parents=True)
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(made, version / "model.onnx")
+    padding = "padding: {inputs: {ids: {axis: 1, value: 0}}, outputs: {vectors: 1}, buckets: [64]}\n"
+    (version / "config.yaml").write_text(SINGLE_ROWS.replace("batch_size: 1", "batch_size: 16") + padding)
+    told = tmp_path / "t.json"
+    flags = [f"--json={told}", "--lengths=2:64", "--seconds-per-point=0.2", "--points=12", "--concurrency=16"]
+    assert main(["tune", str(version.parent), *flags, f"--output={tmp_path / 'out'}"]) == 0
+    found = json.loads(told.read_text())
+    assert any("differ in shape" in note for note in found["notes"])
+    tried = {name for one in found["trials"] for name in one["changes"].get("padded", {})}
+    assert {"padding.max_batch_tokens", "padding.buckets"} <= tried
+    assert not any(one["fault"] for one in found["trials"])
 
 
 @pytest.mark.long

@@ -60,6 +60,9 @@ def _of_model(
     bench: Bench, model: str, source: Path, accuracy: Accuracy, tuning: Tuning, tell: Callable[[str], None]
 ) -> list[str]:
     told = tuning.copies[model] = {}
+    if bench.questions.sequences:
+        told[source.name] = "what a model with sequences answers depends on what came before, and is not compared"
+        return []
     if not source.is_file() or source.suffix != ".onnx":
         told[source.name] = "it is no file of ONNX, of which copies are made"
         return []

@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 
+from toutates.bench.calls import Refused
 from toutates.bench.comparison import block_order
 from toutates.tune.accuracy import Accuracy
 from toutates.tune.constraints import Constraint
@@ -143,7 +144,7 @@ def tune(bench: Bench, space: Space, tuning: Tuning, tell: Callable[[str], None]
 
     Raises:
         ServerFailed: the server ended, and does not start again.
-        Refused, Unreachable, LoadFailed: the profile cannot be made.
+        Unreachable, LoadFailed: the profile cannot be made.
         KeyboardInterrupt: it was interrupted.
     """
     starts = [space.start]
@@ -182,7 +183,11 @@ def _profile(bench: Bench, space: Space, tuning: Tuning, tell: Callable[[str], N
             continue
         if axis.model not in tuning.asked:  # a member of an ensemble, whose requests nobody knows
             continue
-        samples = [(count, bench.of_rows(axis.model, count)) for count in (1, rows)]
+        try:
+            samples = [(count, bench.of_rows(axis.model, count)) for count in (1, rows)]
+        except Refused as error:  # rows of the data that differ in shape cannot be one request
+            tuning.notes.append(f"no profile of {axis.model}: {error}")
+            continue
         times = [(float(count), one.infer_us) for count, one in samples if one.infer_us is not None and not one.fault]
         if len(times) < 2:
             tuning.notes.append(f"no profile of {axis.model}: the server does not count how long the model computes")

@@ -84,7 +84,10 @@ def tune_parser() -> Parser:
         help="measure each candidate for so long (default: 1)",
     )
     group.add_argument(
-        "--points", type=positive, metavar="N", help="measure so many candidates, at most (default: 32 for each model)"
+        "--points",
+        type=positive,
+        metavar="N",
+        help="measure so many candidates, at most (default: 32 for each model, 128 in all)",
     )
     group = parser.add_argument_group("results")
     group.add_argument(

@@ -51,7 +51,9 @@ __all__ = ["run_tune"]
 
 #: Of the server that candidates are loaded into.
 _PASSED_ON: Final = ("execution-providers", "custom-op-libraries", "allow-pickle")
+#: For each model, and for all of them.
 _POINTS: Final = 32
+_MOST_POINTS: Final = 128
 
 Configuration = Callable[[Path, int | None, str], str]
 
@@ -98,7 +100,9 @@ def _run_job(job: Job, configuration: Configuration, passed_on: Sequence[str]) -
     before = seen([folder for one in found.tuned.values() for folder in {one.path, one.version.path}])
     rows = job.data.batch or 1
     load = f"{job.under_way} requests at a time of {rows} row{'s' if rows > 1 else ''}, {job.seconds:g} s each"
-    wanted = Wanted(job.objective, constraints, job.points or _POINTS * len(found.tuned), job.accuracy)
+    wanted = Wanted(
+        job.objective, constraints, job.points or min(_MOST_POINTS, _POINTS * len(found.tuned)), job.accuracy
+    )
     tuning = Tuning(list(found.tuned), found.asked, wanted, load)
     fault, written = "", list[Written]()
     with tempfile.TemporaryDirectory(prefix="toutates-tune-") as folder:
