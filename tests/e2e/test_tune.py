@@ -288,6 +288,10 @@ def test_what_is_no_model_is_refused(model: Path, tmp_path: Path, capsys: pytest
     (model / "1" / "model.onnx").write_bytes(b"no graph")
     assert main(["tune", str(model)]) == 1
     assert "model.onnx" in capsys.readouterr().err
+    model.with_name("nothing").mkdir()
+    assert main(["tune", str(model.with_name("nothing"))]) == 2
+    assert "has neither versions nor models" in capsys.readouterr().err
+    model.with_name("nothing").rmdir()
     (model / "1" / "config.yaml").write_text("backend: supertensor\n")
     assert main(["tune", str(model)]) == 1
     assert "batch_size" in capsys.readouterr().err

@@ -153,9 +153,7 @@ def test_space_of_other_models_has_what_they_know() -> None:
     names = [axis.name for axis in axes_of("m", {**BASE, "batching": False}, 4)]
     assert "batch_size" not in names
     assert "max_queue_delay_us" not in names
-    foreign = axes_of("m", {**BASE, "backend": "lightgbm"}, 1, least_rows=16)
-    assert [axis.name for axis in foreign] == ["batch_size", "num_executors", "max_queue_delay_us"]
-    assert min(foreign[0].values) == 16
+    assert min(axes_of("m", BASE, 1, least_rows=16)[0].values) == 16
 
 
 def test_space_of_several_models_changes_each_by_itself() -> None:

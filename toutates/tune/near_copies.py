@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
 
 from toutates.bench.calls import Refused
 from toutates.tune.accuracy import Accuracy
@@ -14,8 +13,6 @@ from toutates.tune.space import COPY, Configs
 from toutates.tune.tuning import Tuning
 
 __all__ = ["copy_name", "near_copies"]
-
-_BACKENDS: Final = ("supertensor", "onnxruntime", "text")
 
 
 def copy_name(source: str, kind: str) -> str:
@@ -51,8 +48,7 @@ def near_copies(
     return {
         model: found
         for model, config in base.items()
-        if config["backend"] in _BACKENDS
-        and (found := _of_model(bench, model, versions[model] / config[COPY], accuracy, tuning, tell))
+        if (found := _of_model(bench, model, versions[model] / config[COPY], accuracy, tuning, tell))
     }
 
 

@@ -11,12 +11,14 @@ from typing import Any, Final
 
 from toutates.tune.search import Point
 
-__all__ = ["COPY", "Axis", "Changes", "Configs", "Space", "axes_of"]
+__all__ = ["COPY", "TUNED", "Axis", "Changes", "Configs", "Space", "axes_of"]
 
 #: Of each model, by its name: all keys of its configuration, and those that are changed.
 Configs = Mapping[str, Mapping[str, Any]]
 Changes = Mapping[str, Mapping[str, Any]]
 
+#: Backends of models whose configuration a config.yaml can say as a whole.
+TUNED: Final = ("supertensor", "onnxruntime", "text")
 #: The key whose values are the model's file and copies of it in other types.
 COPY: Final = "model_filename"
 
@@ -161,7 +163,6 @@ def axes_of(
     most = min(_MOST_PARALLEL, 1 << max(0, math.ceil(math.log2(cores))))
     parallel = [1 << power for power in range(most.bit_length()) if 1 << power <= max(1, cores)]
     batches = bool(base.get("batching"))
-    onnx = base["backend"] in ("supertensor", "onnxruntime", "text")
     axes = []
 
     def add(name: str, values: Sequence[int]) -> None:
@@ -171,8 +172,7 @@ def axes_of(
         rows = [1 << power for power in range(_MOST_ROWS.bit_length()) if least_rows <= 1 << power <= _MOST_ROWS]
         add("batch_size", rows)
     add("num_executors", parallel)
-    if onnx:
-        add("session.intra_threads", parallel)
+    add("session.intra_threads", parallel)
     if copies:
         axes.append(Axis(model, COPY, [base[COPY], *copies]))
     if base.get("padding"):
@@ -182,11 +182,10 @@ def axes_of(
         add("parameters.max_batch_tokens", _TOKENS)
     if batches:
         add("max_queue_delay_us", _DELAYS_US)
-    if onnx:
-        axes.append(Axis(model, "session.graph_level", _LEVELS))
-        axes.append(Axis(model, "session.memory_arena", (False, True)))
-        if not base.get("padding") and base["backend"] != "text":  # where it has no effect
-            axes.append(Axis(model, "session.memory_pattern", (False, True)))
+    axes.append(Axis(model, "session.graph_level", _LEVELS))
+    axes.append(Axis(model, "session.memory_arena", (False, True)))
+    if not base.get("padding") and base["backend"] != "text":  # where it has no effect
+        axes.append(Axis(model, "session.memory_pattern", (False, True)))
     return axes
 
 

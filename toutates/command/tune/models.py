@@ -12,6 +12,7 @@ import yaml
 from toutates.command.config import print_warnings, require_model_dir
 from toutates.models.repository import VersionFolder, scan, scan_model
 from toutates.system.errors import ConfigurationError
+from toutates.tune.space import TUNED
 
 __all__ = ["Found", "OneModel", "find_models"]
 
@@ -37,7 +38,7 @@ class Found:
 
     Attributes:
         tuned: whose keys are changed, by their names.
-        served: as they are: ensembles of these, and Python models; members before those that are made of them.
+        served: as they are: ensembles of these, and models of other backends; members before what is made of them.
         asked: names of those that requests are to.
     """
 
@@ -77,7 +78,7 @@ def find_models(
             "has nothing to tune",
             key="MODEL_DIR",
             value=str(folders[0]),
-            remedy="name models of another backend than Python's, whose config.pbtxt declares their tensors",
+            remedy="name an ONNX or text model; of others a config.pbtxt declares the tensors, and they stay as they are",
         )
     return found
 
@@ -118,5 +119,5 @@ def _add(
         for name in dict.fromkeys(str(step["model"]) for step in base["steps"]):
             members.add(name)
             _add(found, folder.parent / name, None, configuration, members)
-    # A config.yaml cannot declare a Python model's tensors.
-    (found.served if base["backend"] in ("ensemble", "python") else found.tuned)[folder.name] = model
+    # A config.yaml cannot declare tensors, as other models need it.
+    (found.tuned if base["backend"] in TUNED else found.served)[folder.name] = model
