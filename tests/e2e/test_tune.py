@@ -191,6 +191,7 @@ def test_members_of_an_ensemble_are_tuned_by_requests_to_it(tmp_path: Path) -> N
     assert main(["tune", str(repository), *flags, f"--output={tmp_path / 'out'}", "--concurrency=8"]) == 0
     found = json.loads(told.read_text())
     assert (found["models"], found["asked"]) == (["network"], ["classify"])
+    assert main(["tune", str(repository / "decode")]) == 2  # a Python model
     assert len(found["trials"]) == 3
     assert all(one["requests_per_second"] > 0 and not one["fault"] for one in found["trials"])
 

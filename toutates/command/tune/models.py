@@ -78,7 +78,7 @@ def find_models(
             "has nothing to tune",
             key="MODEL_DIR",
             value=str(folders[0]),
-            remedy="name an ONNX or text model; of others a config.pbtxt declares the tensors, and they stay as they are",
+            remedy="name ONNX or text models; others stay as they are, because a config.pbtxt declares their tensors",
         )
     return found
 
