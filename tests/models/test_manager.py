@@ -179,7 +179,7 @@ def test_an_error_nobody_thought_of_fails_one_version_and_is_logged_whole(
         raise ZeroDivisionError("surprise")
 
     put(tmp_path, "m")
-    monkeypatch.setattr(preparing_module, "read_signature", fail)
+    monkeypatch.setattr(preparing_module, "check_warmup", fail)
     manager, _ = load(tmp_path)
     assert manager.table.models["m"].versions[1].reason == "Internal: ZeroDivisionError: surprise"
     assert "Traceback" in caplog.text

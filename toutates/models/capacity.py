@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from toutates.engine.lane import MAX_BATCH_BYTES, PackedLane
 from toutates.models.config.settings import ModelSettings
 from toutates.protocol.signature import Signature
 from toutates.system.memory import available_memory
+from toutates.system.remembered import Remembered
 
 __all__ = ["capacity_bytes", "whole_batch"]
 
 
+#: What is known, with what it was found for: by its identity, which nothing else can have as long as it is held.
+_KNOWN: Final[Remembered[tuple[int, int], tuple[ModelSettings, Signature, tuple[int, int] | None]]] = Remembered(256)
+
+
 def whole_batch(settings: ModelSettings, signature: Signature) -> tuple[int, int] | None:
     """Rows of one batch of the SuperTensor at most, and the bytes of its buffers; None where a row has an open size."""
+    key = (id(settings), id(signature))
+    known = _KNOWN.get(key)
+    if known is None:
+        known = (settings, signature, _whole_batch(settings, signature))
+        _KNOWN.put(key, known)
+    return known[-1]
+
+
+def _whole_batch(settings: ModelSettings, signature: Signature) -> tuple[int, int] | None:
     given = [(at, tensor) for at, tensor in enumerate(signature.inputs) if not tensor.optional]
     # BYTES and rows without elements are kept as they come, and have no buffers.
     if not given or any(not tensor.datatype.size or 0 in tensor.graph_shape for _, tensor in given):

@@ -23,7 +23,7 @@ from toutates.models.names import FoundNames
 from toutates.models.ordering import with_order
 from toutates.models.repository import VersionFolder
 from toutates.models.table import ServedVersion
-from toutates.models.turns import with_turns
+from toutates.models.turns import turns_of
 from toutates.system.errors import ModelLoadError
 from toutates.system.placement import Placement, running_on
 
@@ -109,10 +109,10 @@ def load_version(
             served = with_cache(served, cache)
         if configuration.settings.preserve_ordering:
             served = with_order(served, configuration.settings)
-        if arbiter is not None:
-            served = with_turns(served, configuration.settings, arbiter)
+        turns = turns_of(served.servable, configuration.settings, arbiter) if arbiter is not None else None
         return replace(
             served,
+            turns=turns,
             memory_bytes=version_size(version, served.servable, served.sessions) if measured else 0,
             pinned=configuration.settings.pin,
             load_ns=time.monotonic_ns() - began_ns,

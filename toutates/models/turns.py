@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from toutates.engine.around import AroundServable
 from toutates.engine.batched import BatchedServable
 from toutates.engine.deadlines.supertensor import DeadlineSuperTensor
@@ -12,21 +10,20 @@ from toutates.engine.servable import Servable
 from toutates.engine.turns.arbiter import Arbiter, Member
 from toutates.engine.turns.resources import EXECUTION_COUNT, Limit, Need, Resources
 from toutates.models.config.settings import ModelSettings, ResourceNeed
-from toutates.models.table import ServedVersion
 
-__all__ = ["EXECUTION_COUNT", "Arbiter", "Limit", "Resources", "with_turns"]
+__all__ = ["EXECUTION_COUNT", "Arbiter", "Limit", "Resources", "turns_of"]
 
 
-def with_turns(served: ServedVersion, settings: ModelSettings, arbiter: Arbiter) -> ServedVersion:
-    """The version, whose executors take turns with those of others; itself if it has none.
+def turns_of(servable: Servable, settings: ModelSettings, arbiter: Arbiter) -> Member | None:
+    """What the arbiter knows of a version, whose executors take turns with those of others; None if it has none.
 
     Raises:
         ModelLoadError: there will never be enough of a resource.
     """
-    parts = _batched(served.servable)
+    parts = _batched(servable)
     executors = [executor for part in parts for executor in part.executors]
     if not executors:
-        return served
+        return None
     limits = [settings.rate_limit(number) for number in range(len(executors))]
     supertensor = parts[0].supertensor
     member = Member(
@@ -39,7 +36,7 @@ def with_turns(served: ServedVersion, settings: ModelSettings, arbiter: Arbiter)
         devices=[_device(settings.device(number)) for number in range(len(executors))],
     )
     arbiter.add(member)
-    return replace(served, turns=member)
+    return member
 
 
 def _batched(servable: Servable) -> list[BatchedServable]:

@@ -9,10 +9,10 @@ would hold its memory.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Final, TypeVar
 
 import trio
@@ -21,7 +21,9 @@ __all__ = ["LeftBehind", "OwnThread", "name_for_the_system"]
 
 T = TypeVar("T")
 
-_SYSTEM_NAME: Final = Path("/proc/thread-self/comm")
+#: ``prctl(2)``, which takes a microsecond where a file of /proc takes fifty; None elsewhere than on Linux.
+_prctl: Final = getattr(ctypes.PyDLL(None), "prctl", None)
+_PR_SET_NAME: Final = 15
 #: Longest name of a thread on Linux, bytes.
 _SYSTEM_NAME_BYTES: Final = 15
 
@@ -112,7 +114,5 @@ async def _first(*events: trio.Event) -> None:
 
 def name_for_the_system(name: str) -> None:
     """Name the calling thread as ``top`` and debuggers see it. Python 3.14 does that itself."""
-    try:
-        _SYSTEM_NAME.write_bytes(name.encode("ascii", "replace")[:_SYSTEM_NAME_BYTES])
-    except OSError:
-        pass  # elsewhere than on Linux
+    if _prctl is not None:
+        _prctl(_PR_SET_NAME, name.encode("ascii", "replace")[:_SYSTEM_NAME_BYTES], 0, 0, 0)

@@ -19,7 +19,11 @@ from toutates.models.config.settings import (
     WarmupInput,
     WarmupSample,
 )
-from toutates.models.config.triton_configuration import TritonConfiguration, triton_configuration
+from toutates.models.config.triton_configuration import (
+    TritonConfiguration,
+    read_triton_configuration,
+    triton_configuration,
+)
 from toutates.models.config.triton_fields import FIELDS
 from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.system.errors import ConfigurationError
@@ -431,3 +435,35 @@ def test_fields_that_depend_on_the_backend_are_left_to_another_backends_kind() -
 )
 def test_the_backend_is_named_by_backend_or_platform(text: str, backend: str) -> None:
     assert read(text).settings.backend == backend
+
+
+@pytest.mark.parametrize("name", ['name: "{}"\n', "name: '{}'  \n", "", 'max_batch_size: 8 name: "{}"\n'])
+def test_models_whose_files_differ_in_the_name_alone_share_what_these_come_to(tmp_path: Path, name: str) -> None:
+    found = {}
+    for model in ("a", "b"):
+        (tmp_path / model).mkdir()
+        text = name.format(model) + INPUT + OUTPUT + "instance_group { count: 2 }\ncc_model_filenames { }\n"
+        (tmp_path / model / "config.pbtxt").write_text(text)
+        one = found[model] = read_triton_configuration(tmp_path / model)
+        assert one is not None
+        assert one == triton_configuration(parse_pbtxt(text, one.source), model, one.source)
+        assert (one.source, one.declared.model) == (tmp_path / model / "config.pbtxt", model)
+        assert one.given.name == (model if name else "")
+        assert str(one.source) in one.warning
+    one, other = found.values()
+    assert one is not None
+    assert other is not None
+    if not name.startswith("max"):
+        assert one.settings is other.settings
+
+
+def test_a_name_that_is_not_the_models_is_refused_though_the_rest_is_known(tmp_path: Path) -> None:
+    for model in ("a", "b"):
+        (tmp_path / model).mkdir()
+        (tmp_path / model / "config.pbtxt").write_text('name: "a"\n' + INPUT)
+    assert read_triton_configuration(tmp_path / "a") is not None
+    with pytest.raises(ConfigurationError, match="unexpected directory name 'b' for model 'a'"):
+        read_triton_configuration(tmp_path / "b")
+    (tmp_path / "a" / "config.pbtxt").write_text('name: "a"\nname: "a"\n' + INPUT)
+    with pytest.raises(ConfigurationError, match="name"):
+        read_triton_configuration(tmp_path / "a")

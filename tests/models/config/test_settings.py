@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -463,7 +464,7 @@ def test_a_link_to_nothing_is_refused_rather_than_taken_for_an_absent_file(tmp_p
 def test_a_file_that_cannot_be_opened_is_refused_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: Path, mode: str) -> None:
+    def refuse(self: Path, mode: str, buffering: int) -> None:
         raise PermissionError(13, "Permission denied")
 
     (tmp_path / "config.yaml").write_text(config())
@@ -476,3 +477,27 @@ def test_the_other_usual_suffix_is_refused_rather_than_passed_over(tmp_path: Pat
     (tmp_path / "config.yml").write_text(config())
     with pytest.raises(ConfigurationError, match=r"config\.yml: would not be read; rename it to config\.yaml"):
         load_settings(tmp_path)
+
+
+def test_versions_whose_files_have_the_same_bytes_share_one_record(tmp_path: Path) -> None:
+    one, other, third = (tmp_path / name for name in "123")
+    for folder, batch_size in ((one, 4), (other, 4), (third, 5)):
+        folder.mkdir()
+        (folder / "config.yaml").write_text(config(batch_size=str(batch_size)))
+    assert load_settings(one) is load_settings(other)
+    assert load_settings(one) != load_settings(third)
+
+
+def test_a_file_that_was_understood_is_refused_where_its_backend_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(config())
+    load_settings(tmp_path)
+    with pytest.raises(ConfigurationError, match="backend"):
+        load_settings(tmp_path, ["another"])
+
+
+def test_a_file_with_a_mistake_is_refused_each_time_for_its_own_path(tmp_path: Path) -> None:
+    for name in ("1", "2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text(config(batch_size="0"))
+        with pytest.raises(ConfigurationError, match=re.escape(str(tmp_path / name))):
+            load_settings(tmp_path / name)

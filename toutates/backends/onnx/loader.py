@@ -27,12 +27,14 @@ from toutates.models.config.describe import model_config
 from toutates.models.config.labels import read_labels, shortfalls
 from toutates.models.config.pbtxt import PBTXT_NAME
 from toutates.models.config.settings import ONNX_BACKENDS, ModelSettings
-from toutates.models.idle_cores import idle_cores_advice, usable_cores
+from toutates.models.idle_cores import SLOW_RUN_NS, idle_cores_advice, usable_cores
 from toutates.models.inspection import InspectedVersion
 from toutates.models.repository import VersionFolder
 from toutates.models.table import ServedVersion
+from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.system.errors import ConfigurationError
 from toutates.system.placement import Placement, Turns
+from toutates.system.remembered import Remembered
 
 __all__ = ["OnnxKind"]
 
@@ -62,6 +64,8 @@ class OnnxKind:
         self._device_problem = device_problem
         self._placement = placement or Placement()
         self._intra_op_turns = Turns(self._placement.intra_op)
+        #: by the identity of options, which are held: the same with the shared arena
+        self._sharing: Remembered[int, tuple[tuple[SessionOptions, ...], tuple[SessionOptions, ...]]] = Remembered(64)
 
     @property
     def backends(self) -> Sequence[str]:
@@ -91,7 +95,8 @@ class OnnxKind:
         shares_arena = (
             not (shrinkage or sized) and _on_cpu(options) and options[0].memory_arena and is_small(model_path)
         )
-        options = tuple(replace(own, shared_arena=shares_arena) for own in options)
+        if shares_arena:
+            options = self._with_shared_arena(options)
         with explained(version.path):
             first = load_session(model_path, self._placed(options[0]), profile_prefix=prefixes[0])
         checked = check_graph(first, prepared, first.get_providers(), version.model_dir)
@@ -131,18 +136,27 @@ class OnnxKind:
         backends: Sequence[ModelSession | RaggedBackend] = sessions
         if ragged is not None:
             backends = [RaggedBackend(session, ragged, signature, model) for session in sessions]
-        served = self._describe(model, version.number, configuration, checked, tensors, backends, first.get_providers())
-        served = replace(served, labels=labels, sessions=1 + sum(session is not first for session in others))
         run_ns = warm_up(
             backends[:1] if first in others else backends, settings, checked.graph, model, version.model_dir
         )
-        if all(session.on_cpu for session in sessions):
+        advice = ""
+        if run_ns >= SLOW_RUN_NS and all(session.on_cpu for session in sessions):
             cores = usable_cores(self._placement)
             advice = idle_cores_advice(run_ns, settings, options[0].intra_threads, cores, configuration.source.name)
             if advice:
                 logger.info("model '%s' version %d: %s", model, version.number, advice)
-                served = replace(served, advice=advice)
-        return served
+        providers = first.get_providers()
+        servable, config = self._describe(model, version.number, configuration, checked, tensors, backends, providers)
+        return ServedVersion(
+            model=model,
+            number=version.number,
+            config=config,
+            servable=servable,
+            labels=labels,
+            advice=advice,
+            takes_parameters=None if tensors is None else lambda: True,
+            sessions=1 + sum(session is not first for session in others),
+        )
 
     def inspect(self, model: str, configuration: VersionConfiguration, *, try_warmup: bool = False) -> InspectedVersion:
         """See ``Kind``. Reads the graph on the CPU, whatever it is served with."""
@@ -150,7 +164,16 @@ class OnnxKind:
 
     def _placed(self, options: SessionOptions) -> SessionOptions:
         """The options, with CPUs for the intra-op threads of one more session."""
-        return replace(options, intra_op_cpus=self._intra_op_turns.take(options.intra_threads - 1))
+        cpus = self._intra_op_turns.take(options.intra_threads - 1)
+        return replace(options, intra_op_cpus=cpus) if cpus else options
+
+    def _with_shared_arena(self, options: tuple[SessionOptions, ...]) -> tuple[SessionOptions, ...]:
+        """The options of a version's sessions, which share the arena of all small models."""
+        known = self._sharing.get(id(options))
+        if known is None:
+            known = (options, tuple(replace(own, shared_arena=True) for own in options))
+            self._sharing.put(id(options), known)
+        return known[-1]
 
     def _describe(
         self,
@@ -160,8 +183,9 @@ class OnnxKind:
         checked: CheckedGraph,
         tensors: SequenceTensors | None,
         sessions: Sequence[ModelSession | RaggedBackend],
-        providers: list[str],
-    ) -> ServedVersion:
+        providers: Sequence[str],
+    ) -> tuple[Servable, ModelConfig]:
+        """What serves a version, and what ModelConfig answers for it."""
         signature = checked.signature
         settings, triton = configuration.settings, configuration.folder.triton
         pinned = settings.allocator == "cuda_pinned"
@@ -195,20 +219,15 @@ class OnnxKind:
         else:
             own = instance_settings(settings)
             servable = sequence_servable(model, number, tensors, settings, [batched(own, [one]) for one in sessions])
-        return ServedVersion(
-            model=model,
-            number=number,
-            config=model_config(
-                model,
-                servable.signature,
-                settings,
-                gpu=providers[0] != CPU,
-                version_policy=triton.version_policy if triton is not None else None,
-                given=configuration.given,
-            ),
-            servable=servable,
-            takes_parameters=None if tensors is None else lambda: True,
+        config = model_config(
+            model,
+            servable.signature,
+            settings,
+            gpu=providers[0] != CPU,
+            version_policy=triton.version_policy if triton is not None else None,
+            given=configuration.given,
         )
+        return servable, config
 
 
 def _device_of(backends: Sequence[ModelSession | RaggedBackend]) -> int | None:

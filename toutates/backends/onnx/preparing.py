@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -21,10 +21,11 @@ import onnxruntime
 from toutates.backends.onnx.executor_sessions import executor_session_options, without_effect
 from toutates.backends.onnx.provider_names import ON_DEVICES
 from toutates.backends.onnx.session import SessionOptions
-from toutates.backends.onnx.signature_reader import read_signature
+from toutates.backends.onnx.signature_reader import NodeArg, read_signature
 from toutates.engine.padded.padding import Padding
 from toutates.engine.ragged.ragged import Ragged
 from toutates.models.config.configuration import VersionConfiguration
+from toutates.models.config.declared import Declared
 from toutates.models.config.padding import padding_of, padding_warnings, with_made_mask
 from toutates.models.config.ragged import RaggedKeys, ragged_of
 from toutates.models.config.settings import ModelSettings
@@ -32,6 +33,7 @@ from toutates.models.config.triton_ragged import PBTXT_RAGGED_KEYS
 from toutates.models.config.warmup import check_warmup
 from toutates.protocol.signature import Signature
 from toutates.system.errors import ConfigurationError, ModelLoadError
+from toutates.system.remembered import Remembered
 
 __all__ = ["CheckedGraph", "PreparedVersion", "check_allocator", "check_graph", "explained", "prepare"]
 
@@ -72,6 +74,12 @@ class CheckedGraph:
     warnings: tuple[str, ...]
 
 
+# What versions with the same settings have in common, by the identity of these: what is known holds them, so that no
+# other object can have it.
+_OPTIONS = Remembered[tuple[int, int], tuple[SessionOptions, ModelSettings, tuple[SessionOptions, ...]]](256)
+_COMPARED = Remembered[Hashable, tuple[ModelSettings, Declared | None, CheckedGraph]](256)
+
+
 def prepare(model: str, configuration: VersionConfiguration, server: SessionOptions) -> PreparedVersion:
     """Check that the graph of a version can be read, and choose the devices of its sessions.
 
@@ -96,12 +104,23 @@ def prepare(model: str, configuration: VersionConfiguration, server: SessionOpti
             value=dict(settings.parameters),
             remedy="write what you mean of ONNX Runtime under `session`, and remove the key",
         )
+    options = _options(server, settings, model, source)
+    unused = without_effect(settings, options) if settings.accelerators else ""
+    return PreparedVersion(configuration, options, (f"'{source}': {unused}",) if unused else ())
+
+
+def _options(server: SessionOptions, settings: ModelSettings, model: str, source: Path) -> tuple[SessionOptions, ...]:
+    """The options of each executor's session. Versions that share their settings share them."""
+    key = (id(server), id(settings))
+    known = _OPTIONS.get(key)
+    if known is not None:
+        return known[-1]
     options = tuple(
         executor_session_options(server, settings, number, model=model, source=source)
         for number in range(settings.num_executors)
     )
-    unused = without_effect(settings, options)
-    return PreparedVersion(configuration, options, (f"'{source}': {unused}",) if unused else ())
+    _OPTIONS.put(key, (server, settings, options))
+    return options
 
 
 def check_graph(
@@ -125,8 +144,44 @@ def check_graph(
     configuration = prepared.configuration
     settings, source = configuration.settings, configuration.source
     check_allocator(settings, providers, source)
+    checked = _compared(session, configuration)
+    check_warmup(settings, checked.graph, model_dir, source)
+    return checked
+
+
+def _compared(session: onnxruntime.InferenceSession, configuration: VersionConfiguration) -> CheckedGraph:
+    """What a graph and its configuration come to. Versions with the same tensors and settings share it."""
+    settings, declared = configuration.settings, configuration.declared
+    if settings.padding is not None or settings.ragged is not None:  # whose warnings name the file
+        return _compare(session, configuration)
+    tensors = (
+        *map(_as_key, session.get_inputs()),
+        None,
+        *map(_as_key, session.get_outputs()),
+        # Those that the configuration names are inputs too.
+        *(
+            map(_as_key, session.get_overridable_initializers())
+            if settings.input_shapes or declared is not None
+            else ()
+        ),
+    )
+    own = () if declared is None else (id(declared.inputs), id(declared.outputs), declared.max_batch_size)
+    key = (id(settings), own, tensors)
+    known = _COMPARED.get(key)
+    if known is not None:
+        return known[-1]
+    checked = _compare(session, configuration)
+    _COMPARED.put(key, (settings, declared, checked))
+    return checked
+
+
+def _as_key(tensor: NodeArg) -> tuple[str, str, tuple[int | str | None, ...]]:
+    return tensor.name, tensor.type, tuple(tensor.shape)
+
+
+def _compare(session: onnxruntime.InferenceSession, configuration: VersionConfiguration) -> CheckedGraph:
+    settings, source = configuration.settings, configuration.source
     signature = read_signature(session, settings, source=source, declared=configuration.declared)
-    check_warmup(settings, signature, model_dir, source)
     datatypes = {tensor.datatype.name for tensor in (*signature.inputs, *signature.outputs)}
     if {"BF16", "BYTES"} <= datatypes:
         raise ModelLoadError("BF16 and BYTES tensors in one model: onnxruntime's Python interface takes only one kind")

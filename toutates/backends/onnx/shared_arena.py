@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import threading
 from pathlib import Path
 from typing import Any, Final
@@ -45,10 +46,11 @@ def is_small(model_path: Path) -> bool:
     """Whether a model is small: the file and those beside it, where its weights may be."""
     size = 0
     try:
-        for path in model_path.parent.iterdir():
-            size += path.stat().st_size
-            if size >= SMALL_BYTES or path.is_dir():
-                return False
+        with os.scandir(model_path.parent) as entries:
+            for entry in entries:
+                size += entry.stat().st_size
+                if size >= SMALL_BYTES or entry.is_dir():
+                    return False
     except OSError:
         return False
     return True

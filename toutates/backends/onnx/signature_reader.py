@@ -33,7 +33,7 @@ from toutates.protocol.datatypes import BY_ORT_TYPE, Datatype
 from toutates.protocol.signature import Signature, TensorSpec
 from toutates.system.errors import ModelLoadError
 
-__all__ = ["Session", "read_signature"]
+__all__ = ["NodeArg", "Session", "read_signature"]
 
 _OPTIONAL: Final = "optional("
 

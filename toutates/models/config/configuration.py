@@ -7,12 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Final
 
 from toutates.models.config.declared import Declared
 from toutates.models.config.describe import ONNX_NAME, BackendName
 from toutates.models.config.other_kinds import refuse_unknown_backend
 from toutates.models.config.problems import MAX_PROBLEMS
-from toutates.models.config.settings import CONFIG_NAME, ONNX_BACKENDS, ModelSettings, RateLimit, load_settings
+from toutates.models.config.settings import (
+    CONFIG_NAME,
+    MODEL_FILENAME,
+    ONNX_BACKENDS,
+    ModelSettings,
+    RateLimit,
+    load_settings,
+)
 from toutates.models.config.triton_configuration import TritonConfiguration
 from toutates.models.repository import VersionFolder, version_folder
 from toutates.protocol.model_config_pb2 import ModelConfig
@@ -41,6 +49,10 @@ class VersionConfiguration:
     declared: Declared | None = None
     given: ModelConfig | None = None
     notice: str = ""
+
+
+#: Of versions without a configuration, one record for all.
+_DEFAULTS: Final = ModelSettings()
 
 
 def load_configuration(
@@ -76,7 +88,7 @@ def load_configuration(
                 f"'{source}' holds, and not '{triton.source}' beside its directory, which only chooses the versions"
             )
         return VersionConfiguration(
-            version_folder(folder.path, own.model_filename, triton, is_lone=folder.is_lone),
+            _located(folder, own.model_filename, triton),
             own,
             source,
             given=own.ensemble,
@@ -84,7 +96,18 @@ def load_configuration(
         )
     if triton is not None:
         return _from_triton(folder, triton, backends)
-    return VersionConfiguration(folder, ModelSettings(), source)
+    return VersionConfiguration(folder, _DEFAULTS, source)
+
+
+def _located(folder: VersionFolder, filename: str, triton: TritonConfiguration | None) -> VersionFolder:
+    """A version with its graph under the name that its configuration gives it.
+
+    Where that is the file that was found, nothing is looked at again: whoever opens it sees what it is by then.
+    """
+    is_found = not folder.problem and folder.triton is triton
+    if is_found and folder.model_path.name == (filename or MODEL_FILENAME) and folder.model_path.parent == folder.path:
+        return folder
+    return version_folder(folder.path, filename, triton, is_lone=folder.is_lone)
 
 
 def _from_triton(folder: VersionFolder, triton: TritonConfiguration, backends: Sequence[str]) -> VersionConfiguration:
@@ -100,7 +123,7 @@ def _from_triton(folder: VersionFolder, triton: TritonConfiguration, backends: S
                 remedy=f"leave it out, or write {ONNX_BACKENDS[1]}",
             )
         return VersionConfiguration(folder, triton.settings, triton.source, triton.declared, triton.given)
-    located = version_folder(folder.path, triton.settings.model_filename, triton, is_lone=folder.is_lone)
+    located = _located(folder, triton.settings.model_filename, triton)
     return VersionConfiguration(located, triton.settings, triton.source, triton.declared, triton.given)
 
 

@@ -14,7 +14,7 @@ from toutates.protocol.names import with_client_names
 from toutates.system.errors import ConfigurationError
 from toutates.system.text import one_line
 
-__all__ = ["PBTXT_NAME", "parse_pbtxt", "read_pbtxt", "write_pbtxt"]
+__all__ = ["PBTXT_NAME", "config_of", "parse_pbtxt", "read_pbtxt", "read_pbtxt_file", "write_pbtxt"]
 
 PBTXT_NAME: Final = "config.pbtxt"
 
@@ -28,13 +28,29 @@ def read_pbtxt(source: Path) -> ModelConfig | None:
     Raises:
         ConfigurationError: it cannot be read, or is not a ModelConfig in protobuf's text format.
     """
+    data = read_pbtxt_file(source)
+    return None if data is None else config_of(data, source)
+
+
+def read_pbtxt_file(source: Path) -> bytes | None:
+    """The bytes of a config.pbtxt for ``config_of``; None where there is no such file.
+
+    Raises:
+        ConfigurationError: it cannot be read.
+    """
     try:
-        data = read_small_file(source, _MAX_FILE_BYTES)
+        return read_small_file(source, _MAX_FILE_BYTES)
     except ConfigurationError as error:
         # Whose text begins with "failed to read" already.
         raise _failed(source, error.problem.removeprefix("cannot be read: "), error.remedy) from error
-    if data is None:
-        return None
+
+
+def config_of(data: bytes, source: Path) -> ModelConfig:
+    """The ModelConfig that a file's bytes are.
+
+    Raises:
+        ConfigurationError: as ``parse_pbtxt``, or it is not UTF-8.
+    """
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import stat
+from io import FileIO
 from pathlib import Path
 
 from toutates.system.errors import ConfigurationError
@@ -24,10 +26,10 @@ def read_small_file(source: Path, most: int) -> bytes | None:
     """
     try:
         # Asked for before opening: a FIFO would block the start of the server.
-        if not stat.S_ISREG(source.stat().st_mode):
+        if not stat.S_ISREG(os.stat(source).st_mode):
             raise ConfigurationError("is not a regular file", source=source, remedy="put a text file there")
-        with source.open("rb") as file:
-            data = file.read(most + 1)
+        with source.open("rb", buffering=0) as file:
+            data = _read(file, most + 1)
     except FileNotFoundError as exc:
         if not source.is_symlink():
             return None
@@ -38,4 +40,12 @@ def read_small_file(source: Path, most: int) -> bytes | None:
     if len(data) > most:
         problem = f"is larger than {most} bytes"
         raise ConfigurationError(problem, source=source, remedy="keep only the settings in it")
+    return data
+
+
+def _read(file: FileIO, most: int) -> bytes:
+    """So many bytes, or all that there are."""
+    data = file.read(most)
+    while len(data) < most and (more := file.read(most - len(data))):
+        data += more
     return data

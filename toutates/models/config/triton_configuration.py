@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 
 from toutates.models.config.declared import Declared
 from toutates.models.config.other_kinds import PYTORCH_RUNTIME, backend_of_platform
-from toutates.models.config.pbtxt import PBTXT_NAME, read_pbtxt
+from toutates.models.config.pbtxt import PBTXT_NAME, config_of, read_pbtxt_file
 from toutates.models.config.problems import Problems
 from toutates.models.config.queues import triton_policies, waiting_requests
 from toutates.models.config.settings import (
@@ -45,6 +45,7 @@ from toutates.protocol.model_config_pb2 import (
     ModelInstanceGroup,
     ModelVersionPolicy,
 )
+from toutates.system.remembered import Remembered
 from toutates.system.text import shown
 
 __all__ = ["BACKEND", "PLATFORM", "TritonConfiguration", "read_triton_configuration", "triton_configuration"]
@@ -69,9 +70,9 @@ class TritonConfiguration:
         source: the file.
         settings: of every version.
         declared: of the tensors, to be compared with the graph.
-        given: the whole of it, as it was written.
+        given: the whole of it, as it was written. Nobody changes it.
         version_policy: which versions are served.
-        warning: the fields that are passed over, in one sentence; "" if there are none.
+        passed_over: the fields that the server does not act on.
     """
 
     source: Path
@@ -79,7 +80,15 @@ class TritonConfiguration:
     declared: Declared
     given: ModelConfig
     version_policy: ModelVersionPolicy
-    warning: str = ""
+    passed_over: tuple[str, ...] = ()
+
+    @property
+    def warning(self) -> str:
+        """The fields that are passed over, in one sentence; "" if there are none."""
+        if not self.passed_over:
+            return ""
+        named = "; ".join(self.passed_over)
+        return f"'{self.source}': passed over, because this server does not act on it: {named}"
 
     def chosen(self, numbers: Sequence[int]) -> tuple[list[int], list[int]]:
         """Which of the versions that are there are served, ascending; and which are not there, and should be."""
@@ -93,6 +102,16 @@ class TritonConfiguration:
         return sorted(numbers)[-policy.latest.num_versions :], []
 
 
+#: A file up to this size is remembered: what it comes to takes a few times as much.
+_REMEMBERED_BYTES: Final = 16_384
+_MOST_REMEMBERED: Final = 128
+#: The first line of most files.
+_NAME: Final = re.compile(rb"""\s*name\s*:\s*(["'])([^"'\\\n]*)\1[ \t]*\n""")
+#: What files come to, by their bytes behind the model's name, and whether that was there. Many models have the same
+#: one but for the name, and share what it comes to; to find that out anew takes a millisecond.
+_KNOWN: Final[Remembered[tuple[bytes, bool], TritonConfiguration]] = Remembered(_MOST_REMEMBERED)
+
+
 def read_triton_configuration(model_dir: Path, name: str = "") -> TritonConfiguration | None:
     """Read the config.pbtxt of a model's directory; None where there is none.
 
@@ -104,8 +123,31 @@ def read_triton_configuration(model_dir: Path, name: str = "") -> TritonConfigur
         ConfigurationError: it cannot be read, or the model cannot be served so; with a line for each problem.
     """
     source = model_dir / PBTXT_NAME
-    config = read_pbtxt(source)
-    return None if config is None else triton_configuration(config, name or model_dir.name, source)
+    data = read_pbtxt_file(source)
+    if data is None:
+        return None
+    model = name or model_dir.name
+    rest = _without_name(data, model)
+    key = (rest, rest is not data)
+    known = _KNOWN.get(key)
+    if known is not None and (rest is not data or known.given.name in ("", model)):
+        given = known.given
+        if given.name not in ("", model):
+            given = ModelConfig()
+            given.CopyFrom(known.given)
+            given.name = model
+        declared = replace(known.declared, source=source, model=model)
+        return replace(known, source=source, declared=declared, given=given)
+    found = triton_configuration(config_of(data, source), model, source)
+    if len(data) <= _REMEMBERED_BYTES:
+        _KNOWN.put(key, found)
+    return found
+
+
+def _without_name(data: bytes, model: str) -> bytes:
+    """What follows the model's name, where a file begins with it; else all of the file, the same object."""
+    found = _NAME.match(data)
+    return data[found.end() :] if found is not None and found[2] == model.encode() else data
 
 
 def triton_configuration(config: ModelConfig, model: str, source: Path) -> TritonConfiguration:
@@ -169,9 +211,7 @@ class _Reader:
             Declared(self._source, self._model, config.max_batch_size, inputs, outputs),
             config,
             policy,
-            f"'{self._source}': passed over, because this server does not act on it: {'; '.join(self._ignored)}"
-            if self._ignored
-            else "",
+            tuple(self._ignored),
         )
 
     # --- the whole message -------------------------------------------------------------------------------------------

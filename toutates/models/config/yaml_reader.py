@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
 from typing import Final, TypeVar, cast
 
@@ -21,11 +20,9 @@ from toutates.models.config.small_file import read_small_file
 from toutates.system.errors import ConfigurationError
 from toutates.system.text import MAX_SHOWN, printable
 
-__all__ = ["NULL", "Null", "YamlValue", "read_mapping", "read_nodes", "shown_value"]
+__all__ = ["NULL", "Null", "YamlValue", "mapping_of", "read_file", "read_mapping", "read_nodes", "shown_value"]
 
 _MAX_FILE_BYTES: Final = 2**16  # a hundred times what a real file holds; PyYAML takes half a second for the worst one
-#: Documents up to this size are remembered. Their nodes take a hundred times as much.
-_REMEMBERED_BYTES: Final = 2048
 
 # 20 digits hold every number of 64 bits, and stay far below the length at which int() itself refuses to work.
 _DECIMAL: Final = re.compile(r"[-+]?(0|[1-9][0-9]{0,19})")
@@ -59,7 +56,30 @@ def read_mapping(source: Path) -> dict[str, YamlValue] | None:
         ConfigurationError: the file cannot be read, is not UTF-8 or not YAML, has no mapping at its top, or uses
             something outside the part of YAML described above.
     """
-    return _read(source, _mapping)
+    data = read_file(source)
+    return None if data is None else mapping_of(data, source)
+
+
+def read_file(source: Path) -> bytes | None:
+    """The bytes of a file for ``mapping_of``; None where there is no such file.
+
+    Raises:
+        ConfigurationError: it cannot be read.
+    """
+    return read_small_file(source, _MAX_FILE_BYTES)
+
+
+def mapping_of(data: bytes, source: Path) -> dict[str, YamlValue]:
+    """The mapping that a file's bytes are.
+
+    Args:
+        data: all of the file.
+        source: the file, for errors.
+
+    Raises:
+        ConfigurationError: as ``read_mapping``.
+    """
+    return _read(data, source, _mapping)
 
 
 def read_nodes(source: Path) -> list[tuple[yaml.Node, yaml.Node]] | None:
@@ -72,15 +92,13 @@ def read_nodes(source: Path) -> list[tuple[yaml.Node, yaml.Node]] | None:
         ConfigurationError: as ``read_mapping``, but for what the parser alone does not see. It shows no value, which
             may be a secret.
     """
-    return _read(source, lambda node: list(node.value), shows_value=False)
+    data = read_file(source)
+    return None if data is None else _read(data, source, lambda node: list(node.value), shows_value=False)
 
 
-def _read(source: Path, convert: Callable[[yaml.MappingNode], _T], *, shows_value: bool = True) -> _T | None:
-    data = read_small_file(source, _MAX_FILE_BYTES)
-    if data is None:
-        return None
+def _read(data: bytes, source: Path, convert: Callable[[yaml.MappingNode], _T], *, shows_value: bool = True) -> _T:
     try:
-        node = _compose(data) if len(data) <= _REMEMBERED_BYTES else yaml.compose(data.decode(), Loader=_NodeLoader)
+        node = yaml.compose(data.decode(), Loader=_NodeLoader)
         if node is None:
             raise ConfigurationError("is empty", source=source, remedy="write the settings, or remove the file")
         if not isinstance(node, yaml.MappingNode):
@@ -96,12 +114,6 @@ def _read(source: Path, convert: Callable[[yaml.MappingNode], _T], *, shows_valu
         raise ConfigurationError(_describe(exc), source=source, remedy="correct the YAML there") from exc
     except RecursionError as exc:
         raise ConfigurationError("is nested too deeply", source=source, remedy="write `key: value` lines") from exc
-
-
-@lru_cache(maxsize=32)
-def _compose(data: bytes) -> yaml.Node | None:
-    """The node of a document, which nobody changes. Many models have the same few lines, and parsing takes 0.5 ms."""
-    return yaml.compose(data.decode(), Loader=_NodeLoader)
 
 
 def shown_value(value: object) -> object:
