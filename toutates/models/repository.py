@@ -369,7 +369,7 @@ def say_passed_over(folder: ModelFolder) -> str:
 
 def has_control_characters(name: str) -> bool:
     """Whether a name holds what is no letter: ends of lines, escapes of terminals, changes of direction."""
-    return any(category(letter) in _CONTROL for letter in name)
+    return not name.isprintable() and any(category(letter) in _CONTROL for letter in name)
 
 
 #: Unicode's categories: control, format, line and paragraph separator.

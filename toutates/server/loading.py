@@ -92,11 +92,11 @@ class FirstLoad:
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(cancel_when_stopping)
-            seen = await self._look()
-            folders = await fetch_all(seen.found, self._placement.anywhere)
-            period_s = _PROGRESS_S if sum(len(folder.versions) for folder in folders) > MOST_ROWS else 0.0
-            line = ProgressLine(logger, "loaded %d of %d: %s", period_s)
             with _less_garbage_collection():
+                seen = await self._look()
+                folders = await fetch_all(seen.found, self._placement.anywhere)
+                period_s = _PROGRESS_S if sum(len(folder.versions) for folder in folders) > MOST_ROWS else 0.0
+                line = ProgressLine(logger, "loaded %d of %d: %s", period_s)
                 await manager.load_all(folders, line.show)
             control.begin(seen.found, folders, seen.late)
             await control.load_missing()
@@ -190,8 +190,9 @@ def _late(directories: Sequence[Path]) -> list[Path]:
 @contextmanager
 def _less_garbage_collection() -> Iterator[None]:
     """Have the garbage collector look seldom: nearly all that is made meanwhile stays, and it would visit it over and
-    over.
+    over. What is garbage by now is freed before.
     """
+    gc.collect()
     threshold = gc.get_threshold()
     gc.set_threshold(_GC_THRESHOLD, *threshold[1:])
     try:

@@ -323,8 +323,9 @@ class Server:
             is_ready = not readiness.models_reason() and (member is None or not member.reason())
             self.workers.make(services, self._certificate.contexts, ready=is_ready)
             # Most of what is in memory now stays: the garbage collector need not visit it again. Versions that are
-            # unloaded later are freed without the collector (``SuperTensor.free``).
-            gc.collect()
+            # unloaded later are freed without the collector (``SuperTensor.free``). Garbage of the start was freed
+            # before models were loaded; to look at all objects of ten thousand models now would take a second.
+            gc.collect(0)
             gc.freeze()
             async with trio.open_nursery() as serving:
                 await serving.start(self.workers.run, listeners.grpc, listeners.http, listeners.management)

@@ -15,6 +15,7 @@ import trio
 from toutates.models.repository import ModelFolder
 from toutates.repositories.control.threads import in_thread
 from toutates.repositories.interface import Progress, Repository
+from toutates.repositories.local.repository import LocalRepository
 from toutates.repositories.obtaining import obtain
 from toutates.system.errors import ToutatesError
 from toutates.system.logs.progress import ProgressLine
@@ -66,10 +67,17 @@ async def fetch_all(
         watching.start_soon(stop_when_cancelled)
         async with trio.open_nursery() as nursery:
             for number, (repository, folder) in enumerate(found):
+                if isinstance(repository, LocalRepository):  # which has nothing to fetch
+                    folders[number] = repository.fetch(folder, _not_shown)
+                    continue
                 nursery.start_soon(fetch, number, repository, folder)
         all_there = True
         watching.cancel_scope.cancel()
     return folders
+
+
+def _not_shown(done: int, total: int) -> None:
+    """Progress of what is there already."""
 
 
 class _FetchedBytes:

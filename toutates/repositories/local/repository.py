@@ -128,7 +128,7 @@ def with_fingerprints(folder: ModelFolder, lines: Sequence[tuple[str, str]], sou
     )
 
 
-def file_line(path: Path, name: str) -> str:
+def file_line(path: Path | str, name: str) -> str:
     """A line that changes when a file does.
 
     A file that is written over keeps its inode and changes its time or size; one that is put in its place has another
@@ -139,20 +139,21 @@ def file_line(path: Path, name: str) -> str:
         name: its path in the model.
     """
     try:
-        status = path.stat()
+        status = os.stat(path)
     except OSError as error:
         return f"{name}\0cannot be read: {error.errno}"
     return f"{name}\0{status.st_size} {status.st_mtime_ns} {status.st_dev} {status.st_ino}"
 
 
-def _entries(directory: Path, start: str, above: set[tuple[int, int]]) -> Iterator[tuple[str, str]]:
+def _entries(directory: Path | str, start: str, above: set[tuple[int, int]]) -> Iterator[tuple[str, str]]:
     """Every file and directory: its path in the model, and a line that changes when the file does.
 
     Links are followed, since deployments swap models by them, but never in a circle.
     """
     try:
-        status = directory.stat()
-        names = os.listdir(directory)
+        status = os.stat(directory)
+        with os.scandir(directory) as entries:
+            found = list(entries)
     except OSError as error:
         yield start, f"{start} cannot be read: {error.errno}"
         return
@@ -161,11 +162,18 @@ def _entries(directory: Path, start: str, above: set[tuple[int, int]]) -> Iterat
         yield start, f"{start} leads to a directory above it"
         return
     yield start, f"{start} a directory"
-    for name in names:
+    for entry in found:
+        name = entry.name
         if not start and name.startswith("."):  # passed over by the scan as well
             continue
-        path = directory / name
-        if os.path.isdir(path):
-            yield from _entries(path, f"{start}{name}/", above | {identity})
+        if _is_directory(entry):
+            yield from _entries(entry.path, f"{start}{name}/", above | {identity})
             continue
-        yield f"{start}{name}", file_line(path, f"{start}{name}")
+        yield f"{start}{name}", file_line(entry.path, f"{start}{name}")
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # such as a link to itself
+        return False
