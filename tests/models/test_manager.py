@@ -29,6 +29,7 @@ from toutates.engine.servable import Consumer, Host
 from toutates.engine.submitter import Submitter
 from toutates.engine.supertensor import SuperTensor
 from toutates.models import current_table as current_table_module
+from toutates.models import running as running_module
 from toutates.models.manager import LoadOptions, ModelManager
 from toutates.models.repository import ModelFolder, scan, scan_model
 from toutates.models.table import ModelState, ServedVersion
@@ -244,6 +245,7 @@ def test_cancelled_while_loading_it_waits_for_the_versions_in_hand_and_loads_no_
         return really_load(*arguments, **options)
 
     monkeypatch.setattr(loader_module, "load_session", load_slowly)
+    monkeypatch.setattr(running_module, "SHARE_NS", 0)  # else a thread may begin another one before it hears of it
 
     async def main() -> None:
         with trio.fail_after(20):

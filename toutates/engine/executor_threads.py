@@ -109,7 +109,8 @@ class ExecutorThreads:
             around.start_soon(self._say_what_does_not_end)
             async with trio.open_nursery() as nursery:
                 for number, executor in enumerate(self._executors):
-                    nursery.start_soon(self._keep_running, executor, number, host, leave)
+                    # CPUs are taken here, side by side, and not in the tasks, which begin in any order.
+                    nursery.start_soon(self._keep_running, executor, number, host, host.take_cpus(), leave)
                     self._running += 1
                 del executor
                 self._executors.clear()
@@ -135,15 +136,18 @@ class ExecutorThreads:
         """Replace threads that die without a pause from now on, and only a few times: nobody waits for answers."""
         self._workers_ended.set()
 
-    async def _keep_running(self, executor: Loop, number: int, host: Host, leave: trio.Event) -> None:
+    async def _keep_running(
+        self, executor: Loop, number: int, host: Host, cpus: tuple[int, ...], leave: trio.Event
+    ) -> None:
         try:
-            await self._keep_one(executor, number, host, leave)
+            await self._keep_one(executor, number, host, cpus, leave)
         finally:
             self._running -= 1
 
-    async def _keep_one(self, executor: Loop, number: int, host: Host, leave: trio.Event) -> None:
+    async def _keep_one(
+        self, executor: Loop, number: int, host: Host, cpus: tuple[int, ...], leave: trio.Event
+    ) -> None:
         name = f"executor-{number} {self._model}"
-        cpus = host.take_cpus()
         deaths = deaths_at_the_end = 0
         while True:
             started = trio.current_time()

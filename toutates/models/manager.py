@@ -26,7 +26,7 @@ from toutates.models.current_table import CurrentTable
 from toutates.models.load_counters import LoadCounters
 from toutates.models.repository import ModelFolder
 from toutates.models.running import LoadOptions, RunningVersions
-from toutates.models.table import ModelEntry, ModelState, ModelTable, ServedVersion
+from toutates.models.table import ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry
 from toutates.models.traffic.rules import TrafficRules
 from toutates.models.turn import ModelTurn, all_at
 
@@ -102,21 +102,18 @@ class ModelManager:
         total = sum(len(folder.versions) for folder in folders)
         loaded = 0
 
-        def on_version(name: str) -> None:
+        entries: dict[str, dict[int, VersionEntry]] = {folder.name: {} for folder in folders}
+
+        def on_version(model: str, entry: VersionEntry) -> None:
             nonlocal loaded
-            loaded += bool(name)
-            on_progress(loaded, total, name)
+            loaded += entry.served is not None
+            entries[model][entry.number] = entry
+            on_progress(loaded, total, f"{model} {entry.number}" if entry.served is not None else "")
 
-        models: dict[str, ModelEntry] = {}
-
-        async def load_one(folder: ModelFolder) -> None:
-            entries = await self._running.load(folder.name, folder.versions, on_version)
-            models[folder.name] = ModelEntry(folder.name, entries, folder.problem)
-
-        async with trio.open_nursery() as nursery:
-            for folder in folders:
-                nursery.start_soon(load_one, folder)
-        self._table.begin(models)
+        await self._running.load_all([(one.name, version) for one in folders for version in one.versions], on_version)
+        self._table.begin(
+            {one.name: ModelEntry(one.name, dict(sorted(entries[one.name].items())), one.problem) for one in folders}
+        )
 
     @asynccontextmanager
     async def turn(self, name: str) -> AsyncIterator[ModelTurn]:

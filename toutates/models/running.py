@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
 
 import trio
 
@@ -26,11 +29,15 @@ from toutates.models.repository import VersionFolder
 from toutates.models.table import ModelState, ServedVersion, VersionEntry
 from toutates.system.errors import ToutatesError
 from toutates.system.placement import Placement, Turns
-from toutates.system.shared_threads import SharedThreads
+from toutates.system.shared_threads import SharedThreads, name_this_thread
 
 __all__ = ["LoadOptions", "RunningVersions", "identity_of"]
 
 logger = logging.getLogger(__name__)
+
+#: How long a thread loads versions of several models before it hands them over, nanoseconds.
+SHARE_NS: Final = 10_000_000
+_LOADER_NAME: Final = "ort"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +61,14 @@ class LoadOptions:
     arbiter: Arbiter | None = None
     measured: bool = False
     executor_threads: int = 0
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What has become of the load of a version, and how long it took."""
+
+    result: ServedVersion | Exception
+    taken_ns: int
 
 
 class RunningVersions:
@@ -114,6 +129,11 @@ class RunningVersions:
             An entry for each version, by number, ascending. Those that failed have the reason.
         """
         entries: dict[int, VersionEntry] = {}
+        if len(versions) == 1:
+            [only] = versions
+            entry = await self._load(model, only, overridden)
+            on_version(f"{model} {only.number}" if entry.served is not None else "")
+            return {only.number: entry}
 
         async def load_one(version: VersionFolder) -> None:
             entries[version.number] = await self._load(model, version, overridden)
@@ -123,6 +143,47 @@ class RunningVersions:
             for version in versions:
                 nursery.start_soon(load_one, version)
         return dict(sorted(entries.items()))
+
+    async def load_all(
+        self, versions: Sequence[tuple[str, VersionFolder]], on_version: Callable[[str, VersionEntry], None]
+    ) -> None:
+        """Load versions of any number of models, and start their executors.
+
+        Small models are loaded in less time than it takes to hand one over to a thread and back. So a thread gets as
+        many as it loads in SHARE_NS.
+
+        Args:
+            versions: each with its model's name, and its files at hand.
+            on_version: called after each, with its model's name and its entry. One that failed has the reason.
+        """
+        waiting = deque(versions)
+
+        async def load_some() -> None:
+            while waiting:
+                outcomes: list[tuple[str, VersionFolder, _Outcome]] = []
+                self._under_way += 1
+                try:
+                    async with self._loading:
+                        await self._loaders.run(partial(self._try_some, waiting, outcomes), _LOADER_NAME)
+                finally:
+                    for model, version, outcome in outcomes:
+                        on_version(model, self._enter(model, version, outcome, overridden=False))
+                    outcomes.clear()
+                    self._under_way -= 1
+                    self._end_threads()
+
+        async def load_no_more_when_cancelled() -> None:
+            try:
+                await trio.sleep_forever()
+            finally:
+                waiting.clear()
+
+        async with trio.open_nursery() as watching:
+            watching.start_soon(load_no_more_when_cancelled)
+            async with trio.open_nursery() as nursery:
+                for _ in range(min(self._options.parallel_loads, len(versions))):
+                    nursery.start_soon(load_some)
+            watching.cancel_scope.cancel()
 
     async def end(
         self, versions: list[ServedVersion], settle: Callable[[], Awaitable[None]], on_ended: Callable[[], None]
@@ -193,18 +254,38 @@ class RunningVersions:
     async def _load(self, model: str, version: VersionFolder, overridden: bool) -> VersionEntry:
         self._under_way += 1
         try:
-            entry = await self._try_to_load(model, version, overridden)
-            if entry.served is None:
-                self._loaders.nudge()  # to free what was made in vain
-            return entry
+            async with self._loading:
+                outcome = await self._loaders.run(
+                    partial(self._try, model, version, overridden=overridden), f"ort {model}"
+                )
+            return self._enter(model, version, outcome, overridden=overridden)
         finally:
             self._under_way -= 1
             self._end_threads()
 
-    async def _try_to_load(self, model: str, version: VersionFolder, overridden: bool) -> VersionEntry:
-        def load() -> ServedVersion:
-            options = self._options
-            return load_version(
+    # --- in a thread -------------------------------------------------------------------------------------------------
+
+    def _try_some(
+        self, waiting: deque[tuple[str, VersionFolder]], outcomes: list[tuple[str, VersionFolder, _Outcome]]
+    ) -> None:
+        """Load versions of those that wait, one after the other."""
+        until_ns = time.monotonic_ns() + SHARE_NS
+        while True:
+            try:
+                model, version = waiting.popleft()
+            except IndexError:
+                return
+            name_this_thread(f"ort {model}")
+            outcomes.append((model, version, self._try(model, version, overridden=False)))
+            if time.monotonic_ns() >= until_ns:
+                return
+
+    def _try(self, model: str, version: VersionFolder, *, overridden: bool) -> _Outcome:
+        """Load a version. The threads of ONNX Runtime's pools inherit the name of the calling one."""
+        options = self._options
+        began_ns = time.monotonic_ns()
+        try:
+            result: ServedVersion | Exception = load_version(
                 options.kinds,
                 model,
                 version,
@@ -214,21 +295,24 @@ class RunningVersions:
                 arbiter=options.arbiter,
                 measured=options.measured,
             )
-
-        began_ns = time.monotonic_ns()
-        try:
-            async with self._loading:
-                # The threads of ONNX Runtime's pools inherit the name.
-                served = await self._loaders.run(load, f"ort {model}")
-            self._counters.loads += 1
-        except ToutatesError as error:
-            return self._failed(model, version, str(error))
         except Exception as error:
-            fields = {"model": model, "version": version.number}
-            logger.exception("loading model '%s' version %d failed unexpectedly", *fields.values(), extra=fields)
-            return self._failed(model, version, f"{type(error).__name__}: {error}")
-        finally:
-            self._counters.load_ns += time.monotonic_ns() - began_ns
+            result = error
+        return _Outcome(result, time.monotonic_ns() - began_ns)
+
+    # --- in the manager's --------------------------------------------------------------------------------------------
+
+    def _enter(self, model: str, version: VersionFolder, outcome: _Outcome, *, overridden: bool) -> VersionEntry:
+        """Start the executors of a version that was loaded; returns its entry."""
+        self._counters.load_ns += outcome.taken_ns
+        served = outcome.result
+        if isinstance(served, Exception):
+            # Not kept: it holds what was made in vain, by the frames that it came through.
+            outcome.result = RuntimeError()
+            entry = self._refused(model, version, served)
+            del served
+            self._loaders.nudge()  # to free what was made in vain
+            return entry
+        self._counters.loads += 1
         self._ended[served] = trio.Event()
         if self.stopped.is_set():
             served.servable.close(workers_ended=True)
@@ -237,6 +321,14 @@ class RunningVersions:
             self._nursery.start_soon(self._watch_pool, self._pool)
         self._nursery.start_soon(self._keep_running, served)
         return VersionEntry(version.number, ModelState.READY, served=served, identity=identity_of(version, overridden))
+
+    def _refused(self, model: str, version: VersionFolder, error: Exception) -> VersionEntry:
+        if isinstance(error, ToutatesError):
+            return self._failed(model, version, str(error))
+        fields = {"model": model, "version": version.number}
+        text = "loading model '%s' version %d failed unexpectedly"
+        logger.error(text, *fields.values(), exc_info=error, extra=fields)
+        return self._failed(model, version, f"{type(error).__name__}: {error}")
 
     def _failed(self, model: str, version: VersionFolder, reason: str) -> VersionEntry:
         self._counters.failures += 1

@@ -16,7 +16,7 @@ import trio
 
 from toutates.system.own_thread import name_for_the_system
 
-__all__ = ["SharedThreads"]
+__all__ = ["SharedThreads", "name_this_thread"]
 
 T = TypeVar("T")
 
@@ -123,20 +123,23 @@ class SharedThreads:
         self._inboxes, self._idle, self._threads = [], [], []
 
 
+def name_this_thread(name: str) -> None:
+    """Name the calling thread, for Python and for the system."""
+    threading.current_thread().name = name
+    name_for_the_system(name)
+
+
 def _nothing() -> None:
     """The job of a thread that is to free what it can."""
 
 
 def _work(inbox: SimpleQueue[_Job[object] | None]) -> None:
     """A thread: do what comes until there is None."""
-    thread = threading.current_thread()
     while (job := inbox.get()) is not None:
         if job.name:
-            thread.name = job.name
-            name_for_the_system(job.name)
+            name_this_thread(job.name)
             job.do()
-            thread.name = _IDLE_NAME
-            name_for_the_system(_IDLE_NAME)
+            name_this_thread(_IDLE_NAME)
         on_done = job.on_done
         del job
         on_done()

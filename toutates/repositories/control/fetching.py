@@ -67,7 +67,7 @@ async def fetch_all(
         watching.start_soon(stop_when_cancelled)
         async with trio.open_nursery() as nursery:
             for number, (repository, folder) in enumerate(found):
-                if isinstance(repository, LocalRepository):  # which has nothing to fetch
+                if getattr(repository.fetch, "__func__", None) is LocalRepository.fetch:  # there is nothing to fetch
                     folders[number] = repository.fetch(folder, _not_shown)
                     continue
                 nursery.start_soon(fetch, number, repository, folder)
