@@ -232,10 +232,10 @@ def stalling(pid: int, every_s: float) -> Iterator[None]:
         thread.join()
 
 
-def p99_ms(capsys: pytest.CaptureFixture[str], *arguments: str) -> float:
+def latency_ms(capsys: pytest.CaptureFixture[str], share: str, *arguments: str) -> float:
     main(["bench", *arguments, "--repeats=1", "--warmup=0", "-m", "dynamic", "--json"])
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return float(found["latency_us"]["p99"]) / 1e3
+    return float(found["latency_us"][share]) / 1e3
 
 
 def test_an_open_loop_shows_stalls_of_the_server(
@@ -243,7 +243,7 @@ def test_an_open_loop_shows_stalls_of_the_server(
 ) -> None:
     with running(repository, tmp_path, ["--load-models", "dynamic"]) as server, stalling(server.process.pid, 0.8):
         # Of the requests, a fifth came while the server was stopped, and waited for up to 200 ms.
-        assert p99_ms(capsys, server.address, "--rate=200", "--seconds=2.5") > 100
+        assert latency_ms(capsys, "p99", server.address, "--rate=200", "--seconds=2.5") > 100
 
 
 @pytest.mark.long
@@ -256,9 +256,9 @@ def test_stalls_once_a_second_show_at_four_fifths_of_the_knee_and_not_in_a_close
         knee = json.loads(capsys.readouterr().out)["knee"]["requests_per_second"]
         assert knee > 0
         with stalling(server.process.pid, 0.8):
-            shown = p99_ms(capsys, server.address, f"--rate={0.8 * knee:.0f}", "--seconds=4")
-            # A closed loop sends one request for each stall, among all the others.
-            hidden = p99_ms(capsys, server.address, "--concurrency=1", "--seconds=4")
+            shown = latency_ms(capsys, "p99", server.address, f"--rate={0.8 * knee:.0f}", "--seconds=4")
+            # A closed loop sends one request for each stall, among all the others: how many depends on the machine.
+            hidden = latency_ms(capsys, "p95", server.address, "--concurrency=1", "--seconds=4")
     assert shown > 100
     assert hidden < 100
 
