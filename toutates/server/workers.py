@@ -150,11 +150,15 @@ class Workers:
             worker.call_soon(partial(readiness.update, serving=ready))
 
     async def let_go(self) -> None:
-        """Wait until every worker has let go of what the table of models no longer has."""
+        """Wait until every worker has let go of what the table of models no longer has, and has ended that round.
+
+        At its end the texts that came in it are given to their models, which may not be in the table any more.
+        """
         token = trio.lowlevel.current_trio_token()
         left = [trio.Event() for _ in self.infer]
         for infer, event in zip(self.infer, left, strict=True):
-            infer.worker.call_soon(partial(infer.let_go, partial(token.run_sync_soon, event.set)))
+            done = partial(infer.worker.at_round_end, partial(token.run_sync_soon, event.set))
+            infer.worker.call_soon(partial(infer.let_go, done))
         for event in left:
             await event.wait()
 
