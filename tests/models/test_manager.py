@@ -36,6 +36,7 @@ from toutates.models.table import ModelState, ServedVersion
 from toutates.repositories.local.repository import LocalRepository
 from toutates.system.errors import ModelLoadError, ModelNotReady, PartlyLoaded
 from toutates.system.placement import Placement, running_on
+from toutates.system.shared_threads import SharedThreads
 from toutates.system.topology import allowed_cpus, read_topology
 
 CONFIG = "backend: supertensor\nbatch_size: 4\ncapacity: 2\nnum_executors: {}\nallocator: cpu\n"
@@ -840,3 +841,17 @@ def test_a_version_whose_executors_have_died_is_unavailable_until_they_are_repla
                 manager.stop()
 
     trio.run(main)
+
+
+def test_versions_for_which_there_is_no_thread_fail_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: SharedThreads) -> Any:
+        raise RuntimeError("can't start new thread")
+
+    put(tmp_path, "a")
+    put(tmp_path, "b")
+    monkeypatch.setattr(SharedThreads, "_start", refuse)
+    manager, _ = load(tmp_path)
+    reasons = {name: manager.table.models[name].versions[1].reason for name in ("a", "b")}
+    assert reasons == dict.fromkeys("ab", "Internal: RuntimeError: can't start new thread")

@@ -165,6 +165,9 @@ class RunningVersions:
                 try:
                     async with self._loading:
                         await self._loaders.run(partial(self._try_some, waiting, outcomes), _LOADER_NAME)
+                except Exception as error:  # the system has no thread left
+                    if waiting:
+                        outcomes.append((*waiting.popleft(), _Outcome(error, 0)))
                 finally:
                     for model, version, outcome in outcomes:
                         on_version(model, self._enter(model, version, outcome, overridden=False))
@@ -255,9 +258,12 @@ class RunningVersions:
         self._under_way += 1
         try:
             async with self._loading:
-                outcome = await self._loaders.run(
-                    partial(self._try, model, version, overridden=overridden), f"ort {model}"
-                )
+                try:
+                    outcome = await self._loaders.run(
+                        partial(self._try, model, version, overridden=overridden), f"ort {model}"
+                    )
+                except Exception as error:  # the system has no thread left
+                    outcome = _Outcome(error, 0)
             return self._enter(model, version, outcome, overridden=overridden)
         finally:
             self._under_way -= 1
