@@ -474,7 +474,12 @@ class ModelControl:
     # --- on demand ---------------------------------------------------------------------------------------------------
 
     async def load_on_demand(
-        self, name: str, repository: Repository, folder: ModelFolder | None, make_room: MakeRoom
+        self,
+        name: str,
+        repository: Repository,
+        folder: ModelFolder | None,
+        make_room: MakeRoom,
+        look: Callable[[ModelFolder], object] = lambda fetched: None,
     ) -> None:
         """Load a model because a request needs it, unless it is served by now.
 
@@ -483,6 +488,7 @@ class ModelControl:
             repository: that has it.
             folder: what a scan says of it; None if it has to be looked at.
             make_room: waits until there is room for it.
+            look: called before, with the model's files at hand, in the thread that has fetched them. It may block.
 
         Raises:
             ModelLoadError: all or some of it cannot be served.
@@ -495,7 +501,7 @@ class ModelControl:
                 return
             known = self._known.setdefault(name, _Known())
             try:
-                found, fetched = await in_thread(self._cpus, partial(_look_and_fetch, repository, name, folder))
+                found, fetched = await in_thread(self._cpus, partial(_look_and_fetch, repository, name, folder, look))
                 known.tried = found.identity
                 await self._load_fetched(turn, repository, fetched, known, all_or_none=False, make_room=make_room)
             except BaseException:
@@ -574,20 +580,25 @@ class ModelControl:
             known.held = None
 
 
-def _look_and_fetch(repository: Repository, name: str, folder: ModelFolder | None) -> tuple[Found, ModelFolder]:
+def _look_and_fetch(
+    repository: Repository, name: str, folder: ModelFolder | None, look: Callable[[ModelFolder], object]
+) -> tuple[Found, ModelFolder]:
     """A model as it is in a repository, and with its files at hand. Blocks.
 
     Args:
         repository: that has it.
         name: of the model.
         folder: what a scan says of it; None if it has to be looked at.
+        look: called with its files at hand.
 
     Raises:
         UnknownModel: it is not there, or is no model.
         ToutatesError: it cannot be read.
     """
     found = Found(repository, folder or _look_for(repository, name))
-    return found, obtain(repository, found.folder, lambda done, total: None)
+    fetched = obtain(repository, found.folder, lambda done, total: None)
+    look(fetched)
+    return found, fetched
 
 
 def _look_for(repository: Repository, name: str) -> ModelFolder:

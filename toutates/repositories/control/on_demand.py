@@ -318,19 +318,21 @@ class OnDemand:
         where = self._index.get(model)
         if where is None:
             raise UnknownModel(f"Request for unknown model: '{model}' is not found")
-        coming = 0
+        size = coming = 0
+
+        def look(folder: ModelFolder) -> None:
+            nonlocal size
+            if self._residency.budget is not None:
+                size = _expected_size(folder)
 
         async def make_room(folder: ModelFolder) -> None:
             nonlocal coming
-            size = 0
-            if self._residency.budget is not None:
-                size = await in_thread(self._cpus, partial(_expected_size, folder))
             await self._make_room(model, size)
             coming = size
 
         missing: tuple[str, ...] = ()
         try:
-            await self._control.load_on_demand(model, *where, make_room)
+            await self._control.load_on_demand(model, *where, make_room, look)
         except ModelLoadError as error:
             entry = self._manager.entry(model)
             if entry is None or not entry.served():
