@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help serve serve-images serve-texts serve-tabular serve-embeddings serve-vad models test lint pytest test-long fuzz mutants attacks soak dist test-dist test-backends test-freethreaded proto bench alike clean test-deploy docs test-quickstarts test-gpu test-tune
+.PHONY: help serve serve-images serve-texts serve-tabular serve-embeddings serve-vad models test lint pytest test-long fuzz mutants attacks soak dist test-dist test-backends test-freethreaded proto bench alike clean test-deploy docs test-quickstarts test-gpu test-alone
 .DELETE_ON_ERROR:
 
 help:  ## This list
@@ -107,8 +107,8 @@ pytest: $(VENV)/.dev | .cache/minilm  ## The tests alone (ARGS='-k name')
 test-long: $(VENV)/.dev  ## The tests that take long by their nature: attacks, a soak, overload, a page open for hours
 	$(BIN)/python -m pytest -m long --numprocesses 2 --dist loadfile $(ARGS)
 
-test-tune: $(VENV)/.dev  ## What toutates tune finds, against whole grids of configurations; 15 minutes on a machine of its own
-	$(BIN)/python -m pytest -m tuning $(ARGS)
+test-alone: $(VENV)/.dev  ## The tests that compare what they measure: toutates bench beside h2load, tune against whole grids; 15 minutes on a machine of its own
+	$(BIN)/python -m pytest -m alone $(ARGS)
 
 $(VENV)/.backends: $(VENV)/.dev
 	$(PIP) -e '.[lightgbm,openvino,pytorch,sklearn,xgboost]'

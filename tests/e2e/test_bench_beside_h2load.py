@@ -1,4 +1,7 @@
-"""``toutates bench`` beside h2load (Debian: ``nghttp2-client``): the same load on a server whose core is the limit."""
+"""``toutates bench`` beside h2load (Debian: ``nghttp2-client``): the same load on a server whose core is the limit.
+
+On a machine of its own (``make test-alone``): what else runs takes from one of both.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from toutates.bench.load import Asked, Load, run_load
 from toutates.bench.measured import Measured
 
 pytestmark = [
-    pytest.mark.long,
+    pytest.mark.alone,
     pytest.mark.skipif(shutil.which("h2load") is None, reason="h2load is not installed"),
     pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="client and server need a core each"),
 ]

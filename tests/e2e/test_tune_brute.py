@@ -1,4 +1,4 @@
-"""What ``toutates tune`` finds, against every configuration of a grid, measured on a real server (``make test-tune``).
+"""What ``toutates tune`` finds, against every configuration of a grid, measured on a real server (``make test-alone``).
 
 Each model takes some minutes, and wants the machine for itself.
 """
@@ -29,7 +29,7 @@ from toutates.tune.server import Server, copy_model
 from toutates.tune.space import Axis, Space
 from toutates.tune.turns import block_ratio, verdict_of
 
-pytestmark = [pytest.mark.tuning, pytest.mark.timeout(1_200)]
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(1_200)]
 
 #: Of a tuning, on two cores.
 _MOST_S: Final = 180.0
