@@ -50,6 +50,12 @@ class Found:
         """Both."""
         return {**self.tuned, **self.served}
 
+    def rows_of_ensembles(self, member: str) -> int:
+        """The rows that a member has to take for the ensembles with it to be ready; 1 where it is in none."""
+        ensembles = [one.base for one in self.served.values() if one.base["backend"] == "ensemble"]
+        sizes = [base.get("batch_size", 1) for base in ensembles if member in [step["model"] for step in base["steps"]]]
+        return max(sizes, default=1)
+
 
 def find_models(
     folders: Sequence[Path], version: int | None, configuration: Callable[[Path, int | None, str], str]

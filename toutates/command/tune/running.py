@@ -161,7 +161,7 @@ def _space(job: Job, found: Found, copies: Mapping[str, Sequence[str]]) -> Space
     axes = []
     for name, one in found.tuned.items():
         ranges = job.ranges.get(name, {})
-        least = job.data.batch or 1 if name in found.asked else 1
+        least = job.data.batch or 1 if name in found.asked else found.rows_of_ensembles(name)
         own = axes_of(name, one.base, _cores(), least_rows=least, copies=copies.get(name, ()), ranges=ranges)
         axes += [axis for axis in own if not job.only_ranges or axis.name in ranges]
     return Space({name: one.base for name, one in found.tuned.items()}, axes)
