@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import signal
@@ -164,7 +165,15 @@ def little_memory(attack: Attack, pid: int) -> Iterator[None]:
 
 
 def run_experiment(
-    attack: Attack, pid: int, port: int, http_port: int = 0, *, before_s: float, seconds: float, after_s: float
+    attack: Attack,
+    pid: int,
+    port: int,
+    http_port: int = 0,
+    *,
+    before_s: float,
+    seconds: float,
+    after_s: float,
+    most_growth_mib: float = math.inf,
 ) -> Outcome:
     """Run one attack.
 
@@ -174,6 +183,8 @@ def run_experiment(
         http_port: of the server's HTTP side; only attacks on that need it.
         before_s, after_s: how long honest clients are watched without it.
         seconds: how long it lasts.
+        most_growth_mib: how much more memory may be left. Until it is no more than that, what is under way when the
+            attack ends is waited for, as long as for connections.
 
     Raises:
         HonestError: an honest request failed.
@@ -215,10 +226,18 @@ def run_experiment(
             attacker_cpu=report.cpu_seconds / max(report.seconds, 1e-3),
             before_mib=before_mib,
             peak_mib=peak,
-            after_mib=resident_mib(pid),
+            after_mib=_wait_freed(pid, before_mib + most_growth_mib),
             files_before=files_before,
             files_after=files_after,
         )
+
+
+def _wait_freed(pid: int, most_mib: float) -> float:
+    """Wait until the server has no more memory than this, or has had time enough; returns what it has."""
+    deadline = time.monotonic() + _SETTLE_S
+    while (now := resident_mib(pid)) > most_mib and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return now
 
 
 def wait_settled(pid: int, files: int) -> int:

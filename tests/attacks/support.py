@@ -50,7 +50,9 @@ MOST_WORST_MS: Final = 5_000.0
 MOST_GROWTH_MIB: Final = 128.0
 
 
-def attacked(server: ServerProcess, attack: Attack, seconds: float = SECONDS) -> Outcome:
+def attacked(
+    server: ServerProcess, attack: Attack, seconds: float = SECONDS, most_growth_mib: float = MOST_GROWTH_MIB
+) -> Outcome:
     """The outcome of an attack on a server; honest requests have all been answered rightly."""
     return run_experiment(
         attack,
@@ -60,6 +62,7 @@ def attacked(server: ServerProcess, attack: Attack, seconds: float = SECONDS) ->
         before_s=0.15,
         seconds=seconds,
         after_s=0.15,
+        most_growth_mib=most_growth_mib,
     )
 
 

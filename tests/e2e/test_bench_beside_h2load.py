@@ -10,12 +10,12 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bench import models
+from bench.goodput import on_cores
 from bench.question import METHOD, Question
 from tests.e2e.process import FRESH, ServerProcess, running
 from toutates.bench.endpoint import GRPC, Endpoint
@@ -33,21 +33,10 @@ CONNECTIONS, STREAMS, SECONDS = 16, 8, 1
 TURNS = 8
 
 
-@contextlib.contextmanager
-def on(cores: list[int]) -> Iterator[None]:
-    """What is started in the block runs on these cores."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
 def rate_of_h2load(server: ServerProcess, body: Path, core: int) -> float:
     command = ["h2load", "-D", str(SECONDS), "--warm-up-time=0", "-c", str(CONNECTIONS), "-m", str(STREAMS)]
     command += ["-d", str(body), "-H", "content-type: application/grpc", "-H", "te: trailers"]
-    with on([core]):
+    with on_cores([core]):
         report = subprocess.run(
             [*command, f"http://127.0.0.1:{server.port}{METHOD}"], capture_output=True, text=True, check=True
         ).stdout
@@ -78,7 +67,7 @@ def test_a_server_is_driven_as_hard_as_h2load_does(tmp_path: Path) -> None:
     body.write_bytes(question.body)
     theirs = ours = 0.0
     with contextlib.ExitStack() as stack:
-        with on(cores[:1]):
+        with on_cores(cores[:1]):
             server = stack.enter_context(running(model.repository, tmp_path, ["--processing-cores", "1"], FRESH))
         for turn in range(TURNS):
             theirs = max(theirs, rate_of_h2load(server, body, cores[1]))
