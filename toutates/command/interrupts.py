@@ -26,7 +26,7 @@ def sigterm_interrupts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """SIGINT and SIGTERM do not end the block, which cleans up: who is impatient presses Ctrl-C twice."""
+    """SIGINT and SIGTERM are ignored while the block cleans up. For the main thread."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

@@ -6,10 +6,9 @@ import argparse
 import contextlib
 import json
 import os
-import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -23,6 +22,7 @@ from toutates.bench.load import LoadFailed
 from toutates.bench.measuring import Questions, Target
 from toutates.bench.sequences import Sequences
 from toutates.command.config import effective_configuration
+from toutates.command.interrupts import sigterm_interrupts
 from toutates.command.settings import settings_of
 from toutates.command.tune.models import Found, find_models
 from toutates.command.tune.reading import Job, read_jobs
@@ -74,7 +74,7 @@ def run_tune(parsed: argparse.Namespace) -> int:
         return effective_configuration(folder, number, form, libraries, allow_pickle=settings["allow-pickle"])
 
     code = EXIT_OK
-    with _terminates_cleanly():
+    with sigterm_interrupts():
         for job in jobs:
             own, stopped = _run_job(job, configuration, _passed_on(parsed))
             code = max(code, own)
@@ -210,20 +210,6 @@ def _of_models(constraints: Sequence[Constraint], asked: Sequence[str]) -> list[
                 remedy=f"name {' or '.join(asked)} before the colon",
             )
     return [replace(one, model="") for one in constraints] if len(asked) == 1 else list(constraints)
-
-
-@contextlib.contextmanager
-def _terminates_cleanly() -> Iterator[None]:
-    """SIGTERM ends the block as an interrupt does, so that the server and its files go."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _passed_on(parsed: argparse.Namespace) -> list[str]:
