@@ -35,8 +35,8 @@ _WARM_UP = 2_000
 _METRICS_PAUSE_S = 1.0
 _TEXT = "how do I reset my password"
 _NAMES = {
-    "read": "text_read_seconds_total",
-    "texts": "text_read_total",
+    "read": "toutates_text_read_seconds_total",
+    "texts": "toutates_text_read_total",
     "run": "inference_model_execution_seconds_sum",
     "batches": "nv_inference_exec_count",
 }

@@ -24,9 +24,9 @@ def test_texts_are_the_same_for_the_same_seed() -> None:
 
 def test_times_of_texts_are_those_of_the_model_alone() -> None:
     lines = [
-        'text_read_seconds_total{model="table",version="1"} 0.5',
-        'text_read_seconds_total{model="minilm",version="1"} 7.0',
-        'text_read_total{model="table",version="1"} 40.0',
+        'toutates_text_read_seconds_total{model="table",version="1"} 0.5',
+        'toutates_text_read_seconds_total{model="minilm",version="1"} 7.0',
+        'toutates_text_read_total{model="table",version="1"} 40.0',
         'inference_model_execution_seconds_sum{model="table"} 0.25',
         'nv_inference_exec_count{model="table",version="1"} 8',
         'nv_inference_exec_count{model="table2",version="1"} 8',

@@ -60,6 +60,7 @@ LINT: Final = {
 ELSEWHERE: Final = (
     Presence.PADDED,
     Presence.TARGETED,
+    Presence.TEXT_MODELS,
     Presence.TEXTS,
     Presence.CACHED,
     Presence.CACHE,

@@ -170,6 +170,16 @@ def test_statistics_and_metrics_count_texts_and_tokens(server: ServerProcess, cl
     with urllib.request.urlopen(f"http://127.0.0.1:{server.http_port}/metrics", timeout=20) as answer:
         metrics = answer.read().decode()
     assert 'toutates_real_elements_total{model="declared",version="1"}' in metrics
+    for name in ("text_cut_total", "text_read_total", "text_read_seconds_total"):
+        assert f"# TYPE toutates_{name} counter\n" in metrics
+    read = {
+        line.partition("{")[0]: float(line.rpartition(" ")[2])
+        for line in metrics.splitlines()
+        if line.startswith("toutates_text_") and line.partition("{")[2].startswith('model="declared",version="1"} ')
+    }
+    assert read["toutates_text_cut_total"] == 0
+    assert read["toutates_text_read_total"] >= 2
+    assert read["toutates_text_read_seconds_total"] > 0
     with urllib.request.urlopen(f"http://127.0.0.1:{server.http_port}/status.json", timeout=20) as answer:
         assert "declared" in json.dumps(json.load(answer))
 

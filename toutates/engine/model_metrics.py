@@ -1,4 +1,4 @@
-"""Metrics that the code of a model keeps by itself, as they are told at a scrape."""
+"""Metrics that a model version keeps beside those of every version, as they are told at a scrape."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ class ModelSeries:
         labels: name and value of each, sorted.
         bounds: upper bounds of a histogram's buckets, ascending, without the last, which has none.
         values: the value; of a histogram the measurements in each bucket alone, and their sum.
+        ours: whether it is one of the server's own metrics, which describe themselves, and none of the model's code.
     """
 
     name: str
@@ -34,13 +35,14 @@ class ModelSeries:
     labels: tuple[tuple[str, str], ...]
     bounds: tuple[float, ...]
     values: tuple[float, ...]
+    ours: bool = False
 
 
 def sum_series(parts: Iterable[ModelSeries]) -> tuple[ModelSeries, ...]:
     """Series of several sources; those of the same family and labels are added up. MOST_SERIES at most."""
     sums: dict[object, ModelSeries] = {}
     for one in parts:
-        key = one.name, one.kind, one.labels, one.bounds
+        key = one.name, one.kind, one.labels, one.bounds, one.ours
         known = sums.get(key)
         if known is not None:
             values = tuple([a + b for a, b in zip(known.values, one.values, strict=True)])

@@ -77,7 +77,7 @@ class VersionStatistics:
         pool_threads: threads that its backends have beside those of the executors.
         pooled: whether executors have threads of the pool that models share, and none of their own.
         memory_kind: where the buffers are, in Triton's words: CPU or CPU_PINNED.
-        own_metrics: what the model's code counts by itself.
+        own_metrics: those that its kind of models has beside all others, and what the model's code counts by itself.
         responses: of a decoupled version, by their place among those of their request.
         cache: requests that were looked up in the response cache; None of a version without.
         forecast: of its runs; None of a version without a latency target.

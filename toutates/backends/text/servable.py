@@ -342,12 +342,14 @@ class TextServable(BatchedServable, TextModel):
         return replace(super().statistics(), own_metrics=self._metrics())
 
     def _metrics(self) -> tuple[ModelSeries, ...]:
-        found: list[tuple[str, str, float]] = [
-            ("text_cut_total", "Texts that were too long and were cut", self._sum("cut")),
-            ("text_read_total", "Texts whose tokens were read", self._sum("texts")),
-            ("text_read_seconds_total", "Time in which tokens were read", self._sum("read_ns") / 1e9),
-        ]
-        return tuple([ModelSeries(name, COUNTER, text, self._labels, (), (value,)) for name, text, value in found])
+        found: dict[str, float] = {
+            "toutates_text_cut_total": self._sum("cut"),
+            "toutates_text_read_total": self._sum("texts"),
+            "toutates_text_read_seconds_total": self._sum("read_ns") / 1e9,
+        }
+        return tuple(
+            [ModelSeries(name, COUNTER, "", self._labels, (), (value,), ours=True) for name, value in found.items()]
+        )
 
     def _sum(self, counter: str) -> int:
         return sum([getattr(one, counter) for one in self._text_counters])

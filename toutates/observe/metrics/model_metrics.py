@@ -1,5 +1,6 @@
-"""Metrics that the code of models keeps by itself, beside the server's own. Their names are the models' choice, so what
-clashes with a metric of the server's, or of a model that came first, is left out, and the log says so once."""
+"""Metrics that single models keep beside those of every model: the server's own, of kinds of models, and those of the
+models' code. Names of the latter are the models' choice, so what clashes with a metric of the server's, or of a model
+that came first, is left out, and the log says so once."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Final
 
 from toutates.engine.model_metrics import HISTOGRAM, ModelSeries, sum_series
 from toutates.observe.metrics.catalogue import CATALOGUE
-from toutates.observe.metrics.families import Distribution, Family, bucket_bounds
+from toutates.observe.metrics.families import Distribution, Family, Series, bucket_bounds
 from toutates.observe.metrics.snapshot import VersionSnapshot
 from toutates.observe.metrics.spec import Kind, MetricSpec
 
@@ -35,10 +36,17 @@ class ModelMetrics:
         """The families of all models; series of the same family and labels are added up, as in Triton."""
         by_name: dict[str, list[ModelSeries]] = {}
         whose: dict[str, str] = {}
+        ours: dict[str, list[Series]] = {}
         for version in versions:
             for series in version.own_metrics:
+                if series.ours:
+                    labels = tuple([value for _, value in series.labels])
+                    ours.setdefault(series.name, []).append((labels, _value(series)))
+                    continue
                 whose.setdefault(series.name, version.model)
                 by_name.setdefault(series.name, []).append(series)
+        for name, found in ours.items():
+            yield Family(CATALOGUE[name], found)
         taken = set(self._server)
         for name, all_series in by_name.items():
             first = all_series[0]
@@ -52,8 +60,8 @@ class ModelMetrics:
                 self._complain(whose[name], name)
             spec = MetricSpec(name, Kind(first.kind), (), "", first.help, "")
             # A family has one series of the same labels, whatever bounds the buckets have.
-            found = {one.labels: one for one in reversed(sum_series(own))}
-            yield Family(spec, [(labels, _value(one)) for labels, one in reversed(found.items())])
+            by_labels = {one.labels: one for one in reversed(sum_series(own))}
+            yield Family(spec, [(labels, _value(one)) for labels, one in reversed(by_labels.items())])
 
     def _complain(self, model: str, name: str) -> None:
         if name not in self._told and len(self._told) < _MAX_COMPLAINTS:

@@ -107,7 +107,7 @@ class VersionSnapshot:
         counts: its counts.
         occupancy: how full it was.
         tags: further labels of Triton's metrics, from ``metric_tags`` of the model's configuration, sorted.
-        own_metrics: what the model's code counts by itself.
+        own_metrics: those that its kind of models has beside all others, and what the model's code counts by itself.
         cache: requests that were looked up in the response cache; None of a version without.
         forecast: of its runs; None of a version without a latency target.
     """

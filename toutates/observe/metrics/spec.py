@@ -24,6 +24,7 @@ class Presence(Enum):
     MODELS = "as long as a model is loaded"
     PADDED = "of versions with `padding`, once they have run"
     CACHED = "of versions with `response_cache`, where the server has a response cache"
+    TEXT_MODELS = "of [text models](text-models.md)"
     TARGETED = "of versions with `latency_target_ms`"
     CACHE = "where the server has a response cache"
     TEXTS = "once an API for text has answered"
