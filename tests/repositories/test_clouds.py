@@ -269,6 +269,42 @@ def test_azure_by_the_identity_of_the_machine(tmp_path: Path, monkeypatch: pytes
         assert len([path for _, path, _ in service.requests if path.startswith("/token")]) == 1
 
 
+@pytest.mark.parametrize("has_identity", [False, True])
+def test_azure_gets_no_token_in_plain_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_identity: bool) -> None:
+    pytest.importorskip("azure.identity")
+
+    def answer(method: str, path: str, headers: Mapping[str, str]) -> Answer:
+        if path.startswith("/token"):
+            given = {"access_token": "tok", "expires_on": str(int(time.time()) + 3_600), "resource": "r"}
+            return Answer(json.dumps(given).encode(), headers={"Content-Type": "application/json"})
+        return Answer(LISTING % b"")
+
+    with answering(answer) as service:
+        monkeypatch.setenv("http_proxy", service.url)  # so that it is asked for whatever host
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        monkeypatch.setenv("AZURE_STORAGE_SERVICE_ENDPOINT", "http://blobs.example")
+        if has_identity:
+            monkeypatch.setenv("IDENTITY_ENDPOINT", f"{service.url}/token")
+            monkeypatch.setenv("IDENTITY_HEADER", "secret")
+            with opened("as://account/container", tmp_path) as one:
+                for _ in range(2):
+                    with pytest.raises(ConfigurationError, match="a token of the identity would go there") as caught:
+                        one.scan()
+            assert "https://HOST" in str(caught.value)
+        else:
+            monkeypatch.setitem(sys.modules, "azure.identity", None)
+            with opened("as://account/container", tmp_path) as one:
+                assert one.scan() == []  # as anybody may
+        asked = [headers for _, path, headers in service.requests if "blobs.example" in path]
+        assert len(asked) == (0 if has_identity else 1)
+        assert not any("authorization" in headers for headers in asked)
+    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "sv=2021-12-02&sig=tellnobody")
+    with pytest.raises(ConfigurationError, match="AZURE_STORAGE_SAS_TOKEN would go there") as caught:
+        with opened("as://account/container", tmp_path):
+            pass
+    assert "tellnobody" not in str(caught.value)
+
+
 @pytest.mark.parametrize("by_file", [False, True])
 def test_google_by_a_service_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_file: bool) -> None:
     from cryptography.hazmat.primitives.asymmetric import rsa

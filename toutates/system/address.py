@@ -1,12 +1,13 @@
-"""A host and a TCP port to listen on."""
+"""A host and a TCP port to listen on, and which hosts are this machine."""
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 
 from toutates.system.errors import ConfigurationError
 
-__all__ = ["Address", "parse_address"]
+__all__ = ["Address", "is_loopback", "names_loopback", "parse_address"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +37,24 @@ def parse_address(text: str, flag: str) -> Address:
             "is not an address", key=flag, value=text, remedy="write HOST:PORT, such as 0.0.0.0:8001 or [::]:8001"
         )
     return Address(host, int(port))
+
+
+def is_loopback(text: str) -> bool:
+    """Whether this is an IP address of this machine alone."""
+    try:
+        address = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)
+
+
+def names_loopback(host: str) -> bool:
+    """Whether HOST or HOST:PORT, as of a Host header, means this machine by a name that nobody can point elsewhere."""
+    if host.startswith("["):
+        name, bracket, rest = host[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")):
+            return False
+    else:
+        name, _, _ = host.partition(":")
+    return name.lower().rstrip(".") == "localhost" or is_loopback(name)

@@ -7,8 +7,9 @@ on requests of others. What these requests say of themselves tells them from tho
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
+
+from toutates.system.address import is_loopback, names_loopback
 
 __all__ = ["foreign_page", "is_local_request"]
 
@@ -23,31 +24,11 @@ def is_local_request(peer: str | None, headers: Mapping[str, str]) -> bool:
         peer: the IP address at the other end.
         headers: of the request, by lower-case name.
     """
-    if peer is None or not _is_loopback(peer):
+    if peer is None or not is_loopback(peer):
         return False
-    return _names_loopback(headers.get("host", "")) and not any(name in headers for name in _PROXY_HEADERS)
+    return names_loopback(headers.get("host", "")) and not any(name in headers for name in _PROXY_HEADERS)
 
 
 def foreign_page(headers: Mapping[str, str]) -> bool:
     """Whether a browser sent the request on behalf of a page that is not ours (Fetch Metadata, section 2.4)."""
     return headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
-
-
-def _is_loopback(text: str) -> bool:
-    try:
-        address = ipaddress.ip_address(text.partition("%")[0])
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback
-
-
-def _names_loopback(host: str) -> bool:
-    """Whether a Host header, HOST or HOST:PORT, means this machine by a name that nobody can point elsewhere."""
-    if host.startswith("["):
-        name, bracket, rest = host[1:].partition("]")
-        if not bracket or (rest and not rest.startswith(":")):
-            return False
-    else:
-        name, _, _ = host.partition(":")
-    return name.lower().rstrip(".") == "localhost" or _is_loopback(name)

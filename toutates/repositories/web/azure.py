@@ -10,8 +10,9 @@ import binascii
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 from xml.etree import ElementTree
 
 from toutates.repositories.cloud_credentials import azure_credentials
@@ -21,6 +22,7 @@ from toutates.repositories.specification import BucketSpecification
 from toutates.repositories.web.client import Asked, Authorize, HttpClient, Refused
 from toutates.repositories.web.credentials import AzureToken, shared_key
 from toutates.repositories.web.listing import MAX_PAGE, listed, listed_object
+from toutates.system.address import names_loopback
 from toutates.system.errors import ConfigurationError
 
 __all__ = ["AzureStore"]
@@ -29,6 +31,7 @@ _VERSION: Final = {"x-ms-version": "2021-12-02"}
 _SUFFIX: Final = ".blob.core.windows.net"
 #: The URL of the blob service, for emulators and clouds of their own, as for Azure's command line.
 _ENDPOINT: Final = "AZURE_STORAGE_SERVICE_ENDPOINT"
+_TOKEN: Final = "a token of the identity"
 _PROBLEM: Final = "it cannot be listed"
 _CREDENTIALS: Final = (
     "give AZURE_STORAGE_ACCOUNT and AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN, or an identity by "
@@ -59,6 +62,8 @@ class AzureStore:
         )
         if service and not service.startswith(("https://", "http://")):
             raise ConfigurationError("is no URL", key=_ENDPOINT, remedy="write https://HOST")
+        #: Whether whoever is on the way to the service could read and use a token.
+        self._is_open = service.startswith("http://") and not names_loopback(urlsplit(service).netloc)
         self._endpoint = service or f"https://{host if '.' in host else host + _SUFFIX}"
         self._sas = ""
         self._authorize = self._chosen(specification, account)
@@ -72,17 +77,27 @@ class AzureStore:
             given = ("", os.environ.get("AZURE_STORAGE_KEY", "")) if own else ("", "")
             sas = os.environ.get("AZURE_STORAGE_SAS_TOKEN", "").lstrip("?") if own else ""
             if sas and not given[1]:
+                if self._is_open:
+                    raise self._in_plain_text("AZURE_STORAGE_SAS_TOKEN")
                 self._sas = "&" + sas
                 return lambda method, url, headers: {}
         name, key = given
         if not key:
-            return AzureToken(self._asked)
+            return AzureToken(self._asked, partial(self._in_plain_text, _TOKEN) if self._is_open else None)
         try:
             return shared_key(name or account, base64.b64decode(key, validate=True))
         except (binascii.Error, ValueError) as error:
             raise self._asked.unusable(
                 "the account's key is not base64", "copy AZURE_STORAGE_KEY as Azure shows it"
             ) from error
+
+    def _in_plain_text(self, secret: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"{secret} would go there in plain text, and whoever reads it on the way could use it",
+            key=_ENDPOINT,
+            value=os.environ.get(_ENDPOINT, ""),
+            remedy="write https://HOST, or give AZURE_STORAGE_KEY, of which requests hold signatures alone",
+        )
 
     @property
     def endpoint(self) -> str:

@@ -128,10 +128,12 @@ class AzureToken:
 
     Args:
         asked: for messages.
+        refused: makes the error to raise where there is a token; None where it may be sent.
     """
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: Asked, refused: Callable[[], ToutatesError] | None = None) -> None:
         self._asked = asked
+        self._refused = refused
         self._lock = threading.Lock()
         self._credential: Any = None
         self._token: Any = None
@@ -141,7 +143,11 @@ class AzureToken:
         with self._lock:
             if not self._is_anonymous and (self._token is None or self._token.expires_on - _EARLY_S < time.time()):
                 self._renew()
-            return {} if self._is_anonymous else {"Authorization": f"Bearer {self._token.token}"}
+            if self._is_anonymous:
+                return {}
+            if self._refused is not None:
+                raise self._refused()
+            return {"Authorization": f"Bearer {self._token.token}"}
 
     def look_again(self) -> None:
         """See ``GoogleToken.look_again``."""
