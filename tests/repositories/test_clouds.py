@@ -299,9 +299,11 @@ def test_azure_gets_no_token_in_plain_text(tmp_path: Path, monkeypatch: pytest.M
         assert len(asked) == (0 if has_identity else 1)
         assert not any("authorization" in headers for headers in asked)
     monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "sv=2021-12-02&sig=tellnobody")
-    with pytest.raises(ConfigurationError, match="AZURE_STORAGE_SAS_TOKEN would go there") as caught:
-        with opened("as://account/container", tmp_path):
-            pass
+    with (
+        pytest.raises(ConfigurationError, match="AZURE_STORAGE_SAS_TOKEN would go there") as caught,
+        opened("as://account/container", tmp_path),
+    ):
+        pass
     assert "tellnobody" not in str(caught.value)
 
 
