@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from toutates.engine.cache import port
+from toutates.engine.cache.keys import head_of
 from toutates.engine.cache.port import MAX_WAITING
 from toutates.engine.cache.servable import CachingServable
 from toutates.engine.cache.store import ENTRY_BYTES, ResponseCache
@@ -25,6 +26,8 @@ FP32 = BY_NAME["FP32"]
 SIGNATURE = Signature((TensorSpec("x", FP32, (1,)),), (TensorSpec("y", FP32, (1,)),), batched=True)
 SHAPES = ((0, (1,)),)
 TIMING = Timing(1, 2, 3, 4)
+#: What the cache counts for an answer of four bytes to a request of one value.
+ONE_ENTRY = ENTRY_BYTES + len(head_of(bytes(24), 1)) + 4 + 4
 
 
 class Way:
@@ -154,7 +157,7 @@ def test_an_answer_is_found_again_at_the_end_of_the_round(inner: Inner) -> None:
     assert len(inner.added) == 1
     statistics = cache.statistics()
     assert (statistics.hits, statistics.misses, statistics.entries) == (2, 1, 1)
-    assert statistics.used_bytes == 4 + ENTRY_BYTES
+    assert statistics.used_bytes == ONE_ENTRY
     assert (servable.counters.cache.hits, servable.counters.cache.misses) == (2, 1)
 
 
@@ -414,7 +417,7 @@ def test_a_version_that_has_ended_leaves_nothing(inner: Inner) -> None:
 
 
 def test_threads_that_send_the_same_get_the_same(inner: Inner) -> None:
-    servable, cache = cached(inner, 40 * ENTRY_BYTES)
+    servable, cache = cached(inner, 40 * ONE_ENTRY)
     inner.answers_at_once = lambda rows: outputs_of(3)
     counts = [0] * 4
 
@@ -433,11 +436,11 @@ def test_threads_that_send_the_same_get_the_same(inner: Inner) -> None:
     assert counts == [300] * 4
     statistics = cache.statistics()
     assert statistics.hits + statistics.misses == 1_200
-    assert statistics.used_bytes == statistics.entries * (4 + ENTRY_BYTES) <= 40 * ENTRY_BYTES
+    assert statistics.used_bytes == statistics.entries * ONE_ENTRY <= 40 * ONE_ENTRY
 
 
 def sequence_of(caller: Caller, values: Sequence[int], inner: Inner) -> list[int]:
-    """Which of the values are computed."""
+    """Which of the values are computed, one in each round."""
     before = len(inner.added)
     computed = []
     for value in values:
@@ -445,12 +448,12 @@ def sequence_of(caller: Caller, values: Sequence[int], inner: Inner) -> list[int
         if len(inner.added) > before:
             before = len(inner.added)
             computed.append(value)
-    caller.end_round()
+        caller.end_round()
     return computed
 
 
 def test_the_least_recently_used_answers_make_room(inner: Inner) -> None:
-    servable, cache = cached(inner, 3 * (ENTRY_BYTES + 4) + 100)
+    servable, cache = cached(inner, 3 * ONE_ENTRY + 100)
     caller = Caller(servable)
     inner.answers_at_once = lambda rows: outputs_of(1)
     assert sequence_of(caller, [1, 2, 3], inner) == [1, 2, 3]
@@ -460,14 +463,67 @@ def test_the_least_recently_used_answers_make_room(inner: Inner) -> None:
     assert cache.statistics().evictions == 2
 
 
+def test_what_is_found_before_its_answer_makes_room_is_answered(inner: Inner) -> None:
+    servable, cache = cached(inner, 3 * ONE_ENTRY + 100)
+    caller = Caller(servable)
+    inner.answers_at_once = lambda rows: outputs_of(1)
+    caller.send("a", 1)
+    caller.send("a again", 1)
+    for value in range(2, 6):
+        caller.send(f"{value}", value)
+    caller.end_round()
+    assert caller.here[-1] == "a again"
+    assert caller.contents["a again"] == outputs_of(1).data[0]
+    assert (cache.statistics().hits, cache.statistics().evictions) == (1, 2)
+
+
+def test_small_answers_of_a_round_are_handed_over_together(inner: Inner) -> None:
+    servable, _ = cached(inner)
+    caller = Caller(servable)
+    values = {"a": 1, "b": 2, "wide": 3, "rows": 4, "large": 5}
+    answers = {
+        "a": outputs_of(10),
+        "b": outputs_of(20),
+        "wide": Outputs((np.array([30, 31], np.float32).tobytes(),), (8,), ((2,),)),
+        "rows": outputs_of(40, 41),
+        "large": Outputs((bytes(8_192),), (8_192,), ((2_048,),)),
+    }
+    for at, (name, value) in enumerate(values.items()):
+        caller.send(name, value, rows=2 if name == "rows" else 1)
+        inner.answer(answers[name], at=at)
+    for name, value in [*values.items(), ("b", 2)]:
+        caller.send(f"{name} again", value, rows=2 if name == "rows" else 1)
+    caller.end_round()
+    for name, outputs in answers.items():
+        assert caller.contents[f"{name} again"] == outputs.data[0]
+    together = {name for name in values if caller.results[f"{name} again"] is caller.results["a again"]}
+    assert together == {"a", "b", "rows"}
+    assert len(caller.results["a again"].pending) == 4
+    assert len(inner.added) == 5
+
+
+def test_answers_without_rows_are_handed_over_one_by_one() -> None:
+    inner = Inner(Signature(SIGNATURE.inputs, SIGNATURE.outputs, batched=False))
+    servable, _ = cached(inner)
+    caller = Caller(servable)
+    for at, value in enumerate((1, 2)):
+        caller.send(f"{value}", value)
+        inner.answer(outputs_of(value * 10), at=at)
+    for value in (1, 2):
+        caller.send(f"{value} again", value)
+    caller.end_round()
+    assert caller.results["1 again"] is not caller.results["2 again"]
+    assert [caller.contents[f"{value} again"] for value in (1, 2)] == [outputs_of(10).data[0], outputs_of(20).data[0]]
+
+
 def test_a_request_with_very_large_inputs_is_not_hashed(inner: Inner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(port, "MAX_HASHED_BYTES", 8)
+    monkeypatch.setattr(port, "MAX_HASHED_BYTES", 1_200)
     servable, cache = cached(inner)
     caller = Caller(servable)
     for name in ("a", "b"):
-        caller.send(name, 1, rows=3)
+        caller.send(name, 1, rows=301)
     assert [context for _, context, _ in inner.added] == ["a", "b"]
-    caller.send("c", 1, rows=2)
+    caller.send("c", 1, rows=300)
     assert cache.statistics().misses == 1
 
 

@@ -17,7 +17,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from toutates.engine.cache.cutting import Part, cut, size_of
-from toutates.engine.cache.keys import OPT_OUT, contents_of, key_of, said_to_model, spans_of
+from toutates.engine.cache.joining import joined
+from toutates.engine.cache.keys import EXACT_BYTES, OPT_OUT, contents_of, head_of, key_of, said_to_model, spans_of
 from toutates.engine.cache.keys import of_way as start_of_keys
 from toutates.engine.cache.store import CachedAnswer, Owner, ResponseCache
 from toutates.engine.lane import Piece, RowShapes
@@ -30,7 +31,7 @@ __all__ = ["CachedVersion", "CachingPort"]
 
 logger = logging.getLogger(__name__)
 
-#: Requests with more bytes of inputs are computed each time: a worker hashes a MiB in 1 to 1.5 ms, and others wait.
+#: Requests with more bytes of inputs are computed each time: a worker hashes a MiB in about 1 ms, and others wait.
 MAX_HASHED_BYTES: Final = 4_194_304
 #: Requests that wait for one that computes the same. More of them are computed, within the bounds of the version.
 MAX_WAITING: Final = 1_024
@@ -77,14 +78,28 @@ class CachedVersion:
 
 
 class CachingWay:
-    """See ``Way``: that of the version's own port, and what the keys of its rows begin with."""
+    """See ``Way``: that of the version's own port, and what the keys of its rows begin with.
 
-    __slots__ = ("inner", "packed", "start")
+    Attributes:
+        inner: of the version's own port.
+        packed: likewise.
+        rows: of the last request; nearly always those of the next one, because each plan has a way of its own.
+        head: what keys of so many rows begin with.
+    """
+
+    __slots__ = ("_start", "head", "inner", "packed", "rows")
 
     def __init__(self, inner: Any, start: bytes) -> None:
         self.inner = inner
         self.packed: bool = inner.packed
-        self.start = start
+        self._start = start
+        self.rows = 1
+        self.head = head_of(start, 1)
+
+    def head_of(self, rows: int) -> bytes:
+        """What keys of ``rows`` rows begin with."""
+        self.rows, self.head = rows, head_of(self._start, rows)
+        return self.head
 
 
 class Computed:
@@ -129,6 +144,7 @@ class CachingPort:
     def __init__(self, version: CachedVersion, servable: Servable, consumer: Consumer) -> None:
         self._version = version
         self._cache = version.cache
+        self._peek = version.cache.peek
         self._consumer = consumer
         self._parameters = consumer.parameters
         sequence = consumer.sequence
@@ -147,6 +163,8 @@ class CachingPort:
         self.counters = consumer.counters
         #: found since the last commit: by answer, who gets it
         self._found: dict[CachedAnswer, list[PendingRequest]] = {}
+        #: what the first look-up of a round took that found something; the others are taken to be alike
+        self._hit_ns = 0
         self._commit_asked = False
 
     def way(self, row_shapes: RowShapes, outputs: Sequence[int] | None = None) -> CachingWay:
@@ -155,8 +173,22 @@ class CachingPort:
         return CachingWay(self._port.way(row_shapes, outputs), start)
 
     def add_packed(self, way: CachingWay, rows: int, context: Any, buffer: Buffer, spans: Sequence[int]) -> None:
-        """See ``Port``."""
-        goes_on = self._look_up(way, rows, context, spans_of(buffer, spans))
+        """See ``Port``. To find a small request of one input takes as long as a copy of its rows into a batch."""
+        found = self._found
+        if len(spans) == 2 and spans[1] - spans[0] <= EXACT_BYTES and not self._parameters(context):
+            began_ns = 0 if found else time.monotonic_ns()
+            key = (way.head if rows == way.rows else way.head_of(rows)) + buffer[spans[0] : spans[1]]
+            answer = self._peek(key)
+            if answer is not None:
+                pending = found.get(answer)
+                if pending is not None:
+                    pending.append((context, 0, rows, None))
+                else:
+                    self._add_found(answer, rows, context, began_ns)
+                return
+            goes_on = self._miss(key, rows, context, began_ns, alone=False)
+        else:
+            goes_on = self._look_up(way, rows, context, spans_of(buffer, spans))
         if goes_on is not None:
             self._port.add_packed(way.inner, rows, goes_on, buffer, spans)
             self._announce(goes_on)
@@ -179,12 +211,15 @@ class CachingPort:
 
     def commit(self, *, inline: bool = True) -> None:
         """See ``Port``."""
-        found, self._found = self._found, {}
+        found = self._found
         if found:
+            self._found = {}
+            hits = sum(map(len, found.values()))
+            self._cache.note_used(self._version.owner, list(found), hits, hits * self._hit_ns)
             now_ns = time.monotonic_ns()
             timing = Timing(now_ns, now_ns, now_ns, now_ns, cached=True)
-            for answer, pending in found.items():
-                self._consumer.finish_here(BatchResult(pending, answer.outputs, None, timing))
+            for outputs, pending in joined(found, batched=self._version.signature.batched):
+                self._consumer.finish_here(BatchResult(pending, outputs, None, timing))
         self._port.commit(inline=inline)
 
     def _commit_round(self) -> None:
@@ -195,37 +230,60 @@ class CachingPort:
 
     def _look_up(self, way: CachingWay, rows: int, context: Any, contents: Sequence[Buffer]) -> Any:
         """Have a request answered; or return what goes on to the version in its context's place."""
-        version, cache = self._version, self._cache
         said, alone = b"", False
         parameters = self._parameters(context)
         if parameters:
             if parameters.get(OPT_OUT) is False:
                 return context
             alone = not _OF_ITS_OWN.isdisjoint(parameters)
-            if version.reads_parameters():
+            if self._version.reads_parameters():
                 said = said_to_model(parameters)
         if sum(map(len, contents)) > MAX_HASHED_BYTES:
             return context
         began_ns = time.monotonic_ns()
-        key = key_of(way.start, rows, said, contents)
+        key = key_of(way.head if rows == way.rows else way.head_of(rows), said, contents)
+        answer = self._peek(key)
+        if answer is None:
+            return self._miss(key, rows, context, began_ns, alone=alone)
+        self._add_found(answer, rows, context, began_ns)
+        return None
+
+    def _add_found(self, answer: CachedAnswer, rows: int, context: Any, began_ns: int) -> None:
+        """Have a request answered at the round's end."""
+        found = self._found
+        if not found:
+            self._hit_ns = time.monotonic_ns() - began_ns
+            if not self._commit_asked:
+                self._commit_asked = True
+                self._consumer.at_round_end(self._commit_round)
+        found.setdefault(answer, []).append((context, 0, rows, None))
+
+    def _miss(self, key: bytes, rows: int, context: Any, began_ns: int, *, alone: bool) -> Any:
+        """Have a request wait for another one that computes the same; or return what goes on in its context's place.
+
+        Args:
+            key: of the request. Nothing was found a moment ago.
+            rows: of the request.
+            context: of the request.
+            began_ns: when its look-up began, monotonic nanoseconds; 0 where that was not asked.
+            alone: whether it neither waits nor is awaited.
+        """
+        version, cache = self._version, self._cache
+        began_ns = began_ns or time.monotonic_ns() - self._hit_ns
+        goes_on = None
         with cache.lock:
-            answer = cache.find(key)
-            goes_on = None
+            answer = cache.peek(key)  # it may have come meanwhile, and then nobody computes it any more
             if answer is None:
-                other = version.under_way.get(key) if not alone else None
+                other = None if alone else version.under_way.get(key)
+                took_ns = time.monotonic_ns() - began_ns
                 if other is not None and len(other.waiting) < MAX_WAITING:
                     other.waiting.append((self, context, rows))
+                    cache.count_hits(version.owner, 1, took_ns)
                 else:
                     goes_on = Computed(context, key, alone=alone)
-            cache.count(version.owner, hit=goes_on is None, ns=time.monotonic_ns() - began_ns)
+                    cache.count_miss(version.owner, took_ns)
         if answer is not None:
-            pending = self._found.get(answer)
-            if pending is None:
-                pending = self._found[answer] = []
-                if not self._commit_asked:
-                    self._commit_asked = True
-                    self._consumer.at_round_end(self._commit_round)
-            pending.append((context, 0, rows, None))
+            self._add_found(answer, rows, context, began_ns)
         return goes_on
 
     def _announce(self, goes_on: Any) -> None:
@@ -295,7 +353,7 @@ class CachingPort:
         if outputs is None:
             return None
         size = size_of(outputs)
-        if size and cache.fits(size):
+        if size and cache.fits(key, size):
             cache.insert(key, outputs, size, version.owner)
         elif size:
             version.on_too_large(size)

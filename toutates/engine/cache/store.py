@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,12 +16,16 @@ from toutates.engine.result import Outputs
 
 __all__ = ["LEAST_CACHE_BYTES", "CacheStatistics", "CachedAnswer", "Owner", "ResponseCache"]
 
-#: What an entry takes beside the bytes of its outputs: its key, its place in two tables, and its objects (measured).
+#: What an entry takes beside the bytes of its outputs and its key: its place in two tables, and its objects (measured).
 ENTRY_BYTES: Final = 1_024
 #: A cache that holds no answer at all is a mistake of whoever has set its size.
 LEAST_CACHE_BYTES: Final = 4_096
 #: Entries that are removed while the lock is held once, in 0.2 ms.
 _REMOVED_AT_ONCE: Final = 256
+#: Entries that are made the most recently used while the lock is held once.
+_MOVED_AT_ONCE: Final = 256
+#: Up to this size, with what an entry takes, the copy of an answer costs far less than its hand-over, some 5 us.
+_SMALL_ANSWER: Final = 4_096
 
 
 @dataclass(slots=True, eq=False)
@@ -28,14 +33,18 @@ class CachedAnswer:
     """One answer.
 
     Attributes:
+        key: of the request.
         outputs: whose rows are those of one request alone.
         size: of its bytes and itself.
         owner: the version that has answered.
+        is_small: whether it is cheaper to copy it beside others than to hand it over by itself.
     """
 
+    key: bytes
     outputs: Outputs
     size: int
     owner: Owner
+    is_small: bool
 
 
 class Owner:
@@ -95,26 +104,40 @@ class ResponseCache:
         self._used = self._evictions = 0
         self._hits = self._misses = 0
         self._lookup_ns = self._insertion_ns = 0
+        #: the answer of a key, or None; without the lock, and without making it the most recently used
+        self.peek = self._entries.get
 
-    def find(self, key: bytes) -> CachedAnswer | None:
-        """The answer of a key, which is the most recently used now. Call with the lock held."""
-        entry = self._entries.get(key)
-        if entry is not None:
-            self._entries.move_to_end(key)
-        return entry
+    def note_used(self, owner: Owner, answers: Sequence[CachedAnswer], hits: int, ns: int) -> None:
+        """Make answers that ``peek`` has found the most recently used, and count them. Takes the lock, in slices.
 
-    def count(self, owner: Owner, *, hit: bool, ns: int) -> None:
-        """Count a look-up that took ``ns`` nanoseconds. Call with the lock held."""
-        own = owner.counters
-        if hit:
-            self._hits += 1
-            own.hits += 1
-            own.hit_ns += ns
-        else:
-            self._misses += 1
-            own.misses += 1
-            own.miss_ns += ns
+        Args:
+            owner: the version.
+            answers: of it.
+            hits: how many requests get one of these.
+            ns: what looking them up took, all together.
+        """
+        entries = self._entries
+        for first in range(0, len(answers), _MOVED_AT_ONCE):
+            with self.lock:
+                if not first:
+                    self.count_hits(owner, hits, ns)
+                for answer in answers[first : first + _MOVED_AT_ONCE]:
+                    if answer.key in entries:
+                        entries.move_to_end(answer.key)
+
+    def count_hits(self, owner: Owner, hits: int, ns: int) -> None:
+        """Count look-ups that have found an answer, and took ``ns`` nanoseconds together. Call with the lock held."""
+        self._hits += hits
         self._lookup_ns += ns
+        owner.counters.hits += hits
+        owner.counters.hit_ns += ns
+
+    def count_miss(self, owner: Owner, ns: int) -> None:
+        """Count a look-up that has found nothing, and took ``ns`` nanoseconds. Call with the lock held."""
+        self._misses += 1
+        self._lookup_ns += ns
+        owner.counters.misses += 1
+        owner.counters.miss_ns += ns
 
     def insert(self, key: bytes, outputs: Outputs, size: int, owner: Owner) -> None:
         """Keep an answer that ``fits``, and leave out others until there is room. Takes the lock, in slices.
@@ -125,18 +148,21 @@ class ResponseCache:
             size: of their bytes.
             owner: the version.
         """
-        size += ENTRY_BYTES
+        size += ENTRY_BYTES + len(key)
         while not self._insert(key, outputs, size, owner):
             pass
 
     def _insert(self, key: bytes, outputs: Outputs, size: int, owner: Owner) -> bool:
         """Insert, or make some room; returns whether that is done."""
+        is_small = (
+            size <= _SMALL_ANSWER and outputs.parameters is None and all(type(one) is bytes for one in outputs.data)
+        )
         with self.lock:
             if owner.is_over or key in self._entries:
                 return True
             for _ in range(_REMOVED_AT_ONCE):
                 if self._used + size <= self.size_bytes:
-                    self._entries[key] = CachedAnswer(outputs, size, owner)
+                    self._entries[key] = CachedAnswer(key, outputs, size, owner, is_small)
                     self._used += size
                     owner.keys.add(key)
                     return True
@@ -151,9 +177,9 @@ class ResponseCache:
         owner.counters.miss_ns += ns
         self._insertion_ns += ns
 
-    def fits(self, size: int) -> bool:
+    def fits(self, key: bytes, size: int) -> bool:
         """Whether an answer of so many bytes can be kept at all."""
-        return size + ENTRY_BYTES <= self.size_bytes
+        return size + ENTRY_BYTES + len(key) <= self.size_bytes
 
     def forget(self, owner: Owner) -> None:
         """Remove all entries of a version, which has ended; in slices, so that nobody waits for the lock."""
