@@ -201,15 +201,17 @@ def test_finalize_that_raises_is_logged_and_the_model_unloaded(client: Any, serv
     wait_until(lambda: "RuntimeError: not now" in server.log)
 
 
-def children_of(pid: int) -> list[int]:
+def children_of(pid: int, program: str = "bootstrap.py") -> list[int]:
+    """The processes of models; or the one that kills what these have forked when the server is gone."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                command = (entry / "cmdline").read_bytes()
             except OSError:
                 continue
-            if int(fields[1]) == pid:
+            if int(fields[1]) == pid and program.encode() in command:
                 found.append(int(entry.name))
     return found
 
@@ -271,3 +273,45 @@ def test_nothing_is_left_when_the_server_is_killed(root: Path, tmp_path: Path) -
             assert "/dev/shm/" not in (Path("/proc") / str(pid) / "maps").read_text()
         process.stop(signal.SIGKILL)
         wait_until(lambda: not any(map(is_alive, children)))
+
+
+FORKS = """
+def initialize(self, args):
+    import subprocess
+    self.started = [subprocess.Popen(["sleep", "1000"]).pid]
+    pid = os.fork()
+    if not pid:
+        time.sleep(1000)
+    self.started.append(pid)
+
+def execute(self, requests):
+    return [answer(request, np.array([[*self.started, 0, 0]], np.float32)) for request in requests]
+"""
+
+
+@pytest.mark.parametrize("guard_is_killed", [False, True])
+def test_what_a_model_has_forked_ends_with_a_server_that_is_killed(tmp_path: Path, guard_is_killed: bool) -> None:
+    models, log = tmp_path / "models", tmp_path / "log"
+    log.mkdir()
+    add_model(models, "forks", FORKS)
+    with running(models, log) as process:
+        started: list[int] = []
+
+        def ask_who() -> None:
+            with triton.InferenceServerClient(process.address) as client:
+                tensor = triton.InferInput("x", [1, 4], "FP32")
+                tensor.set_data_from_numpy(np.zeros((1, 4), np.float32))
+                started.extend(int(pid) for pid in client.infer("forks", [tensor]).as_numpy("y")[0, :2])
+
+        ask_who()
+        [guard] = children_of(process.process.pid, "group_guard.py")
+        if guard_is_killed:
+            os.kill(guard, signal.SIGKILL)
+            wait_until(lambda: not is_alive(guard))
+            os.kill(children_of(process.process.pid)[0], signal.SIGKILL)
+            wait_until(lambda: not any(map(is_alive, started)))  # they were the former process's
+            ask_who()
+            [guard] = children_of(process.process.pid, "group_guard.py")
+        assert all(map(is_alive, started[-2:]))
+        process.stop(signal.SIGKILL)
+        wait_until(lambda: not any(map(is_alive, [*started, guard])))

@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from typing import Final
 
 from toutates.backends.python.child.logger import MARK
+from toutates.backends.python.group_guard import GroupGuard
 from toutates.system.logs.limit import LineLimit
 from toutates.system.text import printable
 
@@ -108,6 +109,9 @@ class OutputReader:
     """Starts all processes, reads what they print, and notices their ends, in one thread.
 
     The thread is a daemon, and is started with the first of them.
+
+    Attributes:
+        groups: process groups that end with the server, whatever ends it.
     """
 
     def __init__(self) -> None:
@@ -122,6 +126,7 @@ class OutputReader:
         self._outputs: dict[int, PrintedOutput] = {}
         #: what is to be called when a process has ended, by its descriptor
         self._exits: dict[int, Callable[[], None]] = {}
+        self.groups = GroupGuard()
 
     def add(self, descriptor: int, output: PrintedOutput) -> None:
         """Read a pipe until its end; then close it.

@@ -1,6 +1,7 @@
 """The process of one instance: how it is started, asked, and ended.
 
-It is a fresh interpreter, in a process group of its own, so that what it forks ends with it. It has two files of the
+It is a fresh interpreter, in a process group of its own, so that what it forks ends with it, and with the server
+(``group_guard``). It has two files of the
 server: a socket and the shared memory. What it sends is not trusted: each frame is bounded and read as JSON.
 """
 
@@ -177,6 +178,8 @@ class ModelProcess:
             os.close(prints)
             os.close(memory)
         self._socket = ours
+        self._groups = reader.groups
+        self._groups.add(self.pid)
         # Waits end now and then, to see that a process is gone whose socket somebody else has kept open.
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(0, int(_LOOK_S * 1_000_000)))
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(0, int(_LOOK_S * 1_000_000)))
@@ -445,6 +448,7 @@ class ModelProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
             pass
+        self._groups.remove(self._process.pid)
         self._process.wait()
         if self.metrics_at is not None:
             self._metrics.end(self._metrics_reader)
