@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from random import Random
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -18,6 +20,8 @@ class KnownPlan:
     """All that the cache knows of a plan."""
 
     layouts: dict[int, Any] = field(default_factory=dict)
+    version: Any = field(default_factory=lambda: SimpleNamespace(model="m"))
+    names: tuple[str, ...] = ()
 
 
 @pytest.fixture(autouse=True)
@@ -114,3 +118,53 @@ def test_all_is_forgotten_and_the_dicts_stay() -> None:
     assert not recent
     assert not latest
     assert [cache.recall(one) for one in (key(0), key(MAX), b"x")] == [None] * 3
+
+
+def of(model: str, *names: str) -> Any:
+    return cast(Any, KnownPlan(version=SimpleNamespace(model=model), names=names))
+
+
+def all_keys(cache: PlanCache) -> dict[str, set[bytes]]:
+    """What is listed by model, next to what there is to list."""
+    listed: dict[str, set[bytes]] = {}
+    for part in (cache.recent, cache._earlier, cache._probation):
+        for key_of, plan_of in part.items():
+            for name in {plan_of.version.model, *plan_of.names}:
+                listed.setdefault(name, set()).add(key_of)
+    return listed
+
+
+def test_a_model_is_forgotten_with_all_kinds_of_its_requests_and_no_others() -> None:
+    cache = with_recent(MAX + 1)  # of "m", some of them of the generation before
+    cache.remember(b"a", of("alpha"))
+    cache.remember(b"b", of("beta"))
+    cache.remember(b"c", of("beta", "alias", "alpha"))
+    assert cache.recall(b"b") is not None
+    cache.remember_layout(1, *cast(Any, (object(), of("alpha"), object())))
+    cache.remember_layout(2, *cast(Any, (object(), of("beta", "alias", "alpha"), object())))
+    cache.remember_layout(3, *cast(Any, (object(), of("beta"), object())))
+    cache.forget(frozenset({"alpha", "nobody"}))
+    assert list(cache.latest) == [3]
+    assert [cache.recall(one) for one in (b"a", b"c")] == [None, None]
+    assert b"b" in cache.recent
+    assert cache._keys == all_keys(cache)
+    cache.forget(frozenset({"m"}))
+    assert cache._keys == all_keys(cache) == {"beta": {b"b"}}
+
+
+def test_what_is_listed_by_model_is_what_there_is() -> None:
+    cache, rng = PlanCache(), Random(5)
+    for _ in range(3_000):
+        number = rng.randrange(30)
+        what = rng.random()
+        if what < 0.6:
+            models = [f"m{number % 5}", *(["alias", f"m{number % 7}"] if number % 3 == 0 else [])]
+            cache.remember(key(number), of(*models))
+        elif what < 0.95:
+            if key(number) not in cache.recent:
+                cache.recall(key(number))
+        else:
+            name = f"m{number % 7}"
+            cache.forget(frozenset({name}))
+            assert name not in all_keys(cache)
+        assert cache._keys == all_keys(cache)

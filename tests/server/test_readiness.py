@@ -21,3 +21,24 @@ def test_a_server_is_not_ready_before_its_workers_listen() -> None:
     assert readiness.begin() == "a model cannot be served"
     manager.table.unready_reason = ""
     assert readiness.reason() == ""
+
+
+def test_workers_are_told_when_readiness_changes_and_not_with_each_change_of_the_table() -> None:
+    told: list[bool] = []
+    manager: Any = SimpleNamespace(table=SimpleNamespace(unready_reason=""))
+    control: Any = SimpleNamespace(unready_reason="")
+    shutdown = Shutdown()
+    readiness = ServerReadiness(True, manager, control, Waiting(), shutdown, told.append)
+    readiness.begin()
+    for _ in range(3):
+        readiness.changed()
+    assert told == [True]
+    manager.table.unready_reason = "a model cannot be served"
+    readiness.changed()
+    readiness.changed()
+    assert told == [True, False]
+    manager.table.unready_reason = ""
+    readiness.changed()
+    shutdown.leaving.set()
+    readiness.changed()
+    assert told == [True, False, True, False]

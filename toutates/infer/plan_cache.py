@@ -16,7 +16,7 @@ of ``plan.MAX_LAYOUT_BYTES``.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Set
 from typing import Any, Final
 
 from toutates.engine.servable import Way
@@ -41,13 +41,15 @@ class PlanCache:
             them; always the same dict object. A layout has the type of the service's.
     """
 
-    __slots__ = ("_earlier", "_probation", "latest", "recent")
+    __slots__ = ("_earlier", "_keys", "_probation", "latest", "recent")
 
     def __init__(self) -> None:
         self.recent: dict[bytes, Plan] = {}
         self.latest: dict[int | bytes, tuple[Any, Any, Way]] = {}
         self._earlier: dict[bytes, Plan] = {}
         self._probation: dict[bytes, Plan] = {}
+        #: by model, the keys of all plans for requests to it: where models come and go, each of them is forgotten soon
+        self._keys: dict[str, set[bytes]] = {}
 
     def recall(self, key: bytes) -> Plan | None:
         """Make a plan recent, and return it; None if there is none for ``key``. Recent plans are not looked at."""
@@ -63,8 +65,16 @@ class PlanCache:
         if len(key) > MAX_KEY_BYTES:
             return
         if len(self._probation) >= MAX_PLANS:
-            del self._probation[next(iter(self._probation))]
+            oldest = next(iter(self._probation))
+            self._unlist(oldest, self._probation.pop(oldest))
+        self._forget(key)  # one that did not fit the request
         self._probation[key] = plan
+        for name in _names_of(plan):
+            keys = self._keys.get(name)
+            if keys is None:
+                self._keys[name] = {key}
+            else:
+                keys.add(key)
 
     def remember_layout(self, key: int | bytes, layout: Any, plan: Plan, writer: Way) -> None:
         """Note the layout, plan and way of the last request of a length, or another key of ``latest``."""
@@ -72,11 +82,11 @@ class PlanCache:
             self.latest.clear()
         self.latest[key] = (layout, plan, writer)
 
-    def forget(self, models: Collection[str]) -> None:
+    def forget(self, models: Set[str]) -> None:
         """Forget what is for requests to these models."""
-        for part in (self.recent, self._earlier, self._probation):
-            for key in [key for key, plan in part.items() if _is_for(plan, models)]:
-                del part[key]
+        for name in models:
+            for key in list(self._keys.get(name, ())):
+                self._forget(key)
         for found in [found for found, latest in self.latest.items() if _is_for(latest[1], models)]:
             del self.latest[found]
 
@@ -84,9 +94,26 @@ class PlanCache:
         """Forget everything."""
         for part in (self.recent, self._earlier, self._probation):
             part.clear()
+        self._keys.clear()
         self.latest.clear()
 
+    def _forget(self, key: bytes) -> None:
+        for part in (self.recent, self._earlier, self._probation):
+            plan = part.pop(key, None)
+            if plan is not None:
+                self._unlist(key, plan)
+
+    def _unlist(self, key: bytes, plan: Plan) -> None:
+        for name in _names_of(plan):
+            keys = self._keys.get(name)
+            if keys is not None:
+                keys.discard(key)
+                if not keys:
+                    del self._keys[name]
+
     def _begin_generation(self) -> None:
+        for key, plan in self._earlier.items():
+            self._unlist(key, plan)
         self._earlier = dict(self.recent)
         self.recent.clear()
         for plan in self._earlier.values():
@@ -95,5 +122,10 @@ class PlanCache:
         self.latest.clear()
 
 
-def _is_for(plan: Plan, models: Collection[str]) -> bool:
-    return plan.version.model in models or any(name in models for name in plan.names)
+def _names_of(plan: Plan) -> Collection[str]:
+    """Names of the models that a plan's requests may go to."""
+    return {plan.version.model, *plan.names} if plan.names else (plan.version.model,)
+
+
+def _is_for(plan: Plan, models: Set[str]) -> bool:
+    return plan.version.model in models or (bool(plan.names) and not models.isdisjoint(plan.names))

@@ -24,7 +24,7 @@ class ServerReadiness:
         control: knows the state of the repositories.
         waiting: what the start is waiting for.
         shutdown: of the server.
-        tell_workers: called with whether the server is ready, after each change.
+        tell_workers: called with whether the server is ready, where that is another than before.
         others: why other processes keep the server from being ready, where there are any; "" if they do not.
         report: takes the models' reason after each change, in place of the log.
     """
@@ -51,6 +51,8 @@ class ServerReadiness:
         #: the reason that the log has
         self._logged = ""
         self._serves = False
+        #: what the workers were told last; None if nothing since they began
+        self._told: bool | None = None
 
     def reason(self) -> str:
         """Why the server is not ready, a sentence without a full stop; "" if it is, as ServerReady says."""
@@ -71,6 +73,7 @@ class ServerReadiness:
     def begin(self) -> str:
         """The workers serve from now on; returns the models' reason for the log."""
         self._serves = True
+        self._told = None
         self._logged = self.models_reason()
         return self._logged
 
@@ -85,4 +88,7 @@ class ServerReadiness:
             else:
                 logger.info("the server is ready")
         self._logged = reason
-        self._tell_workers(not (reason or self._others() or self._shutdown.leaving.is_set()))
+        ready = not (reason or self._others() or self._shutdown.leaving.is_set())
+        if ready is not self._told:  # the table changes with each model that comes or goes
+            self._told = ready
+            self._tell_workers(ready)
