@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from toutates.models.dependencies import Dependencies
+from toutates.models.entry_map import EntryMap
 from toutates.models.near_names import NearNames
 from toutates.models.table import Changes, ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry
 from toutates.models.traffic.rules import NO_TRAFFIC, TrafficRules
@@ -26,7 +27,8 @@ class CurrentTable:
         on_change: called after ``publish``, but not for the tables of the constructor and of ``begin``.
         may_be_empty, suggests_names, failures_count: see ModelTable.
 
-    A change costs a copy of a dict, and nothing else that grows with the number of models.
+    A change costs a copy of a small part of a map (``EntryMap``), and nothing else that grows with the number of
+    models.
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class CurrentTable:
         self._changes = Changes()
         self._models: dict[str, ModelEntry] = {}
         #: the same models as the table shows them: a version whose executors have died is unavailable there
-        self._shown: dict[str, ModelEntry] = {}
+        self._shown: EntryMap[ModelEntry] = EntryMap()
         #: models that were served and are in no repository any more: numbers of their versions
         self._removed: dict[str, tuple[int, ...]] = {}
         self._dependencies = Dependencies()
@@ -109,7 +111,7 @@ class CurrentTable:
         changed: set[str] = set()
         for name in names:
             model = self._models.pop(name)
-            del self._shown[name]
+            self._shown = self._shown.without(name)
             self._failed.discard(name)
             if model.served():
                 changed.add(name)
@@ -151,14 +153,14 @@ class CurrentTable:
             self._names = None
 
     def _show_all(self) -> None:
-        self._shown.clear()
-        self._failed.clear()
-        for model in self._models.values():
-            self._show(model, {})
+        shown = {name: _as_it_is(model, {}) for name, model in self._models.items()}
+        self._shown = EntryMap.of(shown)
+        self._failed = {name for name, model in shown.items() if model.fails}
         self._show_dependent(None)
 
     def _show(self, model: ModelEntry, problems: Mapping[ServedVersion, str]) -> None:
-        shown = self._shown[model.name] = _as_it_is(model, problems)
+        shown = _as_it_is(model, problems)
+        self._shown = self._shown.having(model.name, shown)
         if shown.fails:
             self._failed.add(model.name)
         else:
@@ -237,6 +239,8 @@ def _as_it_is(model: ModelEntry, problems: Mapping[ServedVersion, str]) -> Model
         problems: what is wrong with what versions are made of; "" for nothing.
     """
     versions = {number: _version_as_it_is(entry, problems) for number, entry in model.versions.items()}
+    if all([versions[number] is entry for number, entry in model.versions.items()]):
+        return model
     return replace(model, versions=versions)
 
 

@@ -16,6 +16,7 @@ from toutates.engine.calls import Calls
 from toutates.engine.servable import Servable
 from toutates.engine.turns.arbiter import Member as TurnsMember
 from toutates.models.config.labels import Labels
+from toutates.models.entry_map import EntryMap
 from toutates.models.near_names import NearNames
 from toutates.models.traffic.rules import NO_TRAFFIC, Target, TrafficRules
 from toutates.protocol.model_config_pb2 import ModelConfig
@@ -316,7 +317,7 @@ class ModelTable:
 
     def __init__(
         self,
-        models: Mapping[str, ModelEntry],
+        models: Mapping[str, ModelEntry] | EntryMap[ModelEntry],
         *,
         removed: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
         complete: bool = True,
@@ -330,7 +331,7 @@ class ModelTable:
         traffic: TrafficRules = NO_TRAFFIC,
         traffic_problem: str = "",
     ) -> None:
-        self._by_name = dict(models)
+        self._by_name = models if isinstance(models, EntryMap) else EntryMap.of(models)
         self._sorted: Mapping[str, ModelEntry] | None = None
         self._failed = failed
         self._failures_count = failures_count
@@ -396,7 +397,7 @@ class ModelTable:
         if failed:
             shown = ", ".join(f"'{name}'" for name in failed[:_MAX_NAMES])
             more = f" and {len(failed) - _MAX_NAMES} more" if len(failed) > _MAX_NAMES else ""
-            return f"{len(failed)} of {len(self.models)} models cannot be served: {shown}{more}"
+            return f"{len(failed)} of {len(self)} models cannot be served: {shown}{more}"
         if not self.may_be_empty and not self.served():
             return "no model is served: the model repository has none"
         if self.traffic_problem and not self.traffic:
