@@ -337,7 +337,7 @@ def test_a_version_stays_until_the_large_inputs_for_it_are_read(shared: Shared, 
     freed: list[None] = []
     port = shared.port
     shared.table = shared.table_of(shared.version_of(shared.servable, 2))
-    shared.service.let_go(lambda: None)
+    shared.service.let_go()
     shared.version.calls.close(lambda: freed.append(None))
     assert not freed
     side.run()

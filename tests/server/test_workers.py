@@ -28,8 +28,8 @@ def test_a_version_is_let_go_once_each_worker_has_ended_a_round() -> None:
 
     async def main() -> None:
         workers = Workers(nothing, nothing, nothing)
-        services: Any = [SimpleNamespace(worker=worker, let_go=lambda done: done()) for worker in made]
-        workers.infer = services
+        services: Any = [SimpleNamespace(worker=worker, let_go=lambda: told.append("looked")) for worker in made * 2]
+        workers.all, workers.infer = made, services
 
         async def let_go() -> None:
             await workers.let_go()
@@ -42,7 +42,8 @@ def test_a_version_is_let_go_once_each_worker_has_ended_a_round() -> None:
                 worker.ends.append(lambda: told.append("texts of the round"))
                 worker.soon.pop()()
             await wait_all_tasks_blocked()
-            assert not told
+            assert told == ["looked"] * 4
+            told.clear()
             for worker in made:
                 for callback in worker.ends:
                     callback()

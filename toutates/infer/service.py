@@ -833,15 +833,14 @@ class InferService:
         self._around.note(now_ns - self.worker.now_ns, now_ns)
         finish(result)
 
-    def let_go(self, done: Callable[[], object]) -> None:
-        """Look at the model table now, rather than with the next request, and call ``done``.
+    def let_go(self) -> None:
+        """Look at the model table now, rather than with the next request.
 
         After that, only batches under way hold versions that are not in the table any more, and none of these batches
         waits for a commit of this worker.
         """
         if self._get_table() is not self._table:
             self._forget_plans()
-        done()
 
     def _forget_plans(self) -> None:
         """Forget plans, and the ports to versions that are no longer in the model table, which was replaced.

@@ -183,7 +183,7 @@ class ModelManager:
             on_ended()
 
         if not self._running.stopped.is_set():
-            await self._running.end(retiring, self._settle, ended)
+            await self._running.end(retiring, self._settle, ended, others_come=True)
         for name, alone in turns:
             self._end_turn(name, alone)
 

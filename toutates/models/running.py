@@ -8,6 +8,7 @@ garbage collector, which never looks at frozen objects.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -35,6 +36,11 @@ __all__ = ["LoadOptions", "RunningVersions", "identity_of"]
 
 logger = logging.getLogger(__name__)
 
+#: How long after models have left for others their memory is given back to the system, seconds. Those that come take
+#: most of it before.
+SWEEP_S: Final = 1.0
+#: Unless they took so much, bytes: then at once.
+MOST_SWEPT_LATER: Final = 64 * 1024 * 1024
 #: How long a thread loads versions of several models before it hands them over, nanoseconds.
 SHARE_NS: Final = 10_000_000
 _LOADER_NAME: Final = "ort"
@@ -108,6 +114,9 @@ class RunningVersions:
             self._pool = ExecutorPool(options.executor_threads, self._take_cpus, anywhere)
         self._host = Host(self._take_cpus, anywhere, self._count_death, on_ready_change, self._pool)
         self._watching: trio.CancelScope | None = None
+        #: whether memory is given back in a moment, and how much of it has left by now
+        self._will_sweep = False
+        self._left_bytes = 0
 
     async def load(
         self,
@@ -189,7 +198,12 @@ class RunningVersions:
             watching.cancel_scope.cancel()
 
     async def end(
-        self, versions: list[ServedVersion], settle: Callable[[], Awaitable[None]], on_ended: Callable[[], None]
+        self,
+        versions: list[ServedVersion],
+        settle: Callable[[], Awaitable[None]],
+        on_ended: Callable[[], None],
+        *,
+        others_come: bool = False,
     ) -> None:
         """End versions once everybody who waits for them has been answered, and free their memory.
 
@@ -197,6 +211,8 @@ class RunningVersions:
             versions: not in the table any more. The list is emptied, so that nobody holds the versions afterwards.
             settle: see ModelManager. After ``stop`` it is not waited for.
             on_ended: called once all have ended, before their memory is given back.
+            others_come: whether they leave for others, so that small ones' memory is given back a little later, with
+                that of all that leave by then.
         """
         async with trio.open_nursery() as nursery:
 
@@ -210,6 +226,7 @@ class RunningVersions:
                 await _nobody_holds(version)
             nursery.cancel_scope.cancel()
         for version in versions:
+            self._left_bytes += version.memory_bytes
             version.servable.close(workers_ended=self.stopped.is_set())
             if self._options.arbiter is not None and version.turns is not None:
                 self._options.arbiter.remove(version.turns)
@@ -217,15 +234,27 @@ class RunningVersions:
         while versions:
             await self._free(versions.pop())  # which is the last to hold it
         on_ended()
+        if not others_come or self._left_bytes > MOST_SWEPT_LATER:
+            await trio.to_thread.run_sync(self._sweep)
+        elif not self._will_sweep:
+            self._will_sweep = True
+            self._nursery.start_soon(self._sweep_later)
 
-        def free() -> None:
-            self._loaders.tidy()
-            if self._pool is not None:
-                self._pool.tidy()
-            # Without it, what a version leaves behind depends on which threads have loaded and run it.
-            give_back_freed_memory()
+    async def _sweep_later(self) -> None:
+        with trio.move_on_after(SWEEP_S):
+            await self.stopped.wait()
+            return
+        self._will_sweep = False
+        await trio.to_thread.run_sync(self._sweep)
 
-        await trio.to_thread.run_sync(free)
+    def _sweep(self) -> None:
+        """Have what has left memory give it back to the system. Blocks for a moment."""
+        self._left_bytes = 0
+        self._loaders.tidy()
+        if self._pool is not None:
+            self._pool.tidy()
+        # Without it, what a version leaves behind depends on which threads have loaded and run it.
+        give_back_freed_memory()
 
     def stop(self) -> None:
         """Refuse new rows; executors end once what is in flight has run. Call when no worker's thread is left."""
@@ -362,8 +391,12 @@ async def _nobody_holds(version: ServedVersion) -> None:
     """Wait until no other model uses a version, and see that none begins to."""
     free = trio.Event()
     token = trio.lowlevel.current_trio_token()
+    own = threading.get_ident()
 
     def tell() -> None:
+        if threading.get_ident() == own:  # as of most versions: nobody holds them
+            free.set()
+            return
         with suppress(trio.RunFinishedError):
             token.run_sync_soon(free.set)
 

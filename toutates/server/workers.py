@@ -155,11 +155,17 @@ class Workers:
         At its end the texts that came in it are given to their models, which may not be in the table any more.
         """
         token = trio.lowlevel.current_trio_token()
-        left = [trio.Event() for _ in self.infer]
-        for infer, event in zip(self.infer, left, strict=True):
-            done = partial(infer.worker.at_round_end, partial(token.run_sync_soon, event.set))
-            infer.worker.call_soon(partial(infer.let_go, done))
-        for event in left:
+
+        def let_go(worker: Worker, event: trio.Event) -> None:
+            for infer in self.infer:
+                if infer.worker is worker:
+                    infer.let_go()
+            worker.at_round_end(partial(token.run_sync_soon, event.set))
+
+        left = [(worker, trio.Event()) for worker in self.all]
+        for worker, event in left:
+            worker.call_soon(partial(let_go, worker, event))
+        for _, event in left:
             await event.wait()
 
     def _drain(self, grace_s: float) -> None:
