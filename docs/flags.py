@@ -101,6 +101,7 @@ DETAILS = {
     "s3-endpoint": "See [S3](model-repository.md#s3)",
     "model-cache-dir": "Servers of one host and user may share it",
     "model-cache-size": "Models that a running server uses are not removed",
+    "download-min-rate": "Of time spent waiting for the file, a minute at a time",
     "execution-providers": (
         "`trt` is `tensorrt`. `auto` is CUDA where this ONNX Runtime and this machine have it, else the CPU. "
         "The CPU always comes last, for operators that the others do not run"

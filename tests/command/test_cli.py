@@ -55,6 +55,7 @@ EFFECTS: Final[list[tuple[str, str, str, object]]] = [
     ("--model-name", "resnet", "model_name", "resnet"),
     ("--model-cache-dir", "/elsewhere", "model_cache_dir", Path("/elsewhere")),
     ("--model-cache-size", "7", "model_cache_size", 7),
+    ("--download-min-rate", "2K", "download_min_rate", 2_048),
     ("--response-cache-byte-size", "65536", "response_cache_bytes", 65_536),
     ("--rate-limit", "Execution_Count", "rate_limit", "execution_count"),
     ("--rate-limit-resource", "R1:10", "rate_limit_resources", (Limit("R1", 10),)),

@@ -24,6 +24,7 @@ import pytest
 
 from toutates.repositories.interface import Repository
 from toutates.repositories.opening import open_repositories
+from toutates.repositories.pace import LEAST_RATE
 from toutates.repositories.specification import read_specifications
 from toutates.repositories.web.credentials import shared_key
 
@@ -64,10 +65,13 @@ def running(command: list[str], announced: str, log: Path, **environment: str) -
 
 
 @contextmanager
-def opened(url: str, cache: Path) -> Iterator[Repository]:
+def opened(url: str, cache: Path, least_rate: int = LEAST_RATE) -> Iterator[Repository]:
     """The repository of an address, with a cache of its own, as a server opens it."""
     [one] = open_repositories(
-        read_specifications([url], endpoint=None, region=None), cache_root=cache, cache_size=2**40
+        read_specifications([url], endpoint=None, region=None),
+        cache_root=cache,
+        cache_size=2**40,
+        least_rate=least_rate,
     )
     try:
         yield one

@@ -23,6 +23,7 @@ import pytest
 
 from toutates.repositories.cache.files import read_manifest
 from toutates.repositories.cache.model_cache import ModelCache
+from toutates.repositories.pace import LEAST_RATE
 from toutates.repositories.s3.client import S3Client
 from toutates.repositories.s3.download import THREADS
 from toutates.repositories.s3.repository import S3Repository
@@ -165,18 +166,23 @@ def s3rver(folder: Path) -> Iterator[S3Service]:
         yield service
 
 
-def s3_repository(place: BucketSpecification, cache: ModelCache) -> S3Repository:
+def s3_repository(place: BucketSpecification, cache: ModelCache, least_rate: int = LEAST_RATE) -> S3Repository:
     """What a server makes of a bucket of S3."""
-    return S3Repository(place, cache, S3Client(place, THREADS, cache.stopping))
+    return S3Repository(place, cache, S3Client(place, THREADS, cache.stopping, least_rate))
 
 
 @contextmanager
 def repository(
-    service: S3Service | Proxy, bucket: str, cache: Path, prefix: str = "", size: int = 2**40
+    service: S3Service | Proxy,
+    bucket: str,
+    cache: Path,
+    prefix: str = "",
+    size: int = 2**40,
+    least_rate: int = LEAST_RATE,
 ) -> Iterator[S3Repository]:
     """A repository with a cache of its own, as another server would have it."""
     place = BucketSpecification("s3", bucket, prefix, service.endpoint, flag="--s3-bucket")
-    one = s3_repository(place, ModelCache(cache, size))
+    one = s3_repository(place, ModelCache(cache, size), least_rate)
     try:
         yield one
     finally:

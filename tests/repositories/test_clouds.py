@@ -21,6 +21,7 @@ import pytest
 from tests.repositories.answers import Answer, Answers, answering
 from tests.repositories.clouds import ACCOUNT, KEY, Azurite, GoogleEmulator, azurite, google_emulator, opened
 from tests.repositories.support import Fault, Proxy, files_in, quiet
+from toutates.repositories import pace
 from toutates.repositories.cloud_credentials import VARIABLE
 from toutates.repositories.interface import Repository
 from toutates.repositories.s3 import repository
@@ -511,6 +512,45 @@ def test_an_answer_of_a_byte_now_and_then_is_given_up(
     service.answer = lambda method, path, headers: slow
     with opened(url, tmp_path) as one, pytest.raises(RepositoryError, match="it takes longer than"):
         one.scan()
+
+
+@pytest.mark.parametrize("cut", [None, 3])
+def test_a_download_that_is_slower_than_allowed_is_given_up(
+    fake: tuple[str, Answers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int | None
+) -> None:
+    """Also where the server ends each answer before its time is over, so that some bytes of it are always new."""
+    url, service = fake
+    monkeypatch.setattr(pace, "_WINDOW_S", 0.05)
+    body = bytes(2_000)
+
+    def answer(method: str, path: str, headers: Mapping[str, str]) -> Answer:
+        if "comp=list" in path or path.partition("?")[0].endswith("/o"):
+            return Answer(listing(url, "m/1/model.onnx", len(body)))
+        at = int(headers.get("range", "bytes=0-").removeprefix("bytes=").rstrip("-"))
+        more = {"Content-Range": f"bytes {at}-{len(body) - 1}/{len(body)}"} if at else {}
+        return Answer(body[at:], 206 if at else 200, more, cut=cut, pause_s=0.01)
+
+    service.answer = answer
+    with opened(url, tmp_path, least_rate=10**9) as one:
+        [folder] = one.scan()
+        with pytest.raises(RepositoryError, match=r"cannot be read now: .*less than the 1000000000 bytes per second"):
+            one.fetch(folder, quiet)
+    if cut is None:
+        assert len([path for _, path, _ in service.requests if "model.onnx" in path]) == client._ATTEMPTS
+
+
+def test_a_download_may_be_as_slow_as_it_is_where_no_rate_is_asked_for(
+    fake: tuple[str, Answers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, service = fake
+    monkeypatch.setattr(pace, "_WINDOW_S", 0.05)
+    service.answer = lambda method, path, headers: (
+        Answer(listing(url, "m/1/model.onnx", 30))
+        if "comp=list" in path or path.partition("?")[0].endswith("/o")
+        else Answer(bytes(30), pause_s=0.01)
+    )
+    with opened(url, tmp_path, least_rate=0) as one:
+        assert fetched(one) == {"1/model.onnx": bytes(30)}
 
 
 @pytest.mark.parametrize("sent", [b"longer than it was", b"short"])

@@ -13,8 +13,10 @@ from huggingface_hub import close_session, constants
 
 from tests.ports import dead_port
 from tests.repositories.answers import Answer, answering
+from tests.repositories.clouds import opened
 from tests.repositories.hub import Hub, hub
 from tests.repositories.support import files_in, nothing_is_left, quiet
+from toutates.repositories import pace
 from toutates.repositories.cache.model_cache import ModelCache
 from toutates.repositories.hub import client
 from toutates.repositories.hub.layout import hub_model
@@ -270,6 +272,18 @@ def test_a_page_of_a_byte_now_and_then_is_given_up(tmp_path: Path, monkeypatch: 
         monkeypatch.setattr(constants, "ENDPOINT", slow.url)
         with repository(tmp_path) as remote, pytest.raises(RepositoryError, match="it takes longer than"):
             remote.scan()
+
+
+def test_a_download_that_is_slower_than_allowed_is_given_up(
+    served: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "_WINDOW_S", 0.05)
+    with answering(lambda method, path, headers: Answer(LARGE, pause_s=0.01)) as slow:
+        served.storage = slow.url
+        with opened("hf://acme/net", tmp_path, least_rate=10**9) as remote:
+            [folder] = remote.scan()
+            with pytest.raises(RepositoryError, match=r"'onnx/model.onnx' cannot be read now: .*--download-min-rate"):
+                remote.fetch(folder, quiet)
 
 
 def test_signed_urls_are_in_no_message(served: Hub, tmp_path: Path) -> None:

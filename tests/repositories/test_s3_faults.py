@@ -29,8 +29,10 @@ from tests.repositories.support import (
     s3_repository,
 )
 from tests.waiting import wait_until
+from toutates.repositories import pace
 from toutates.repositories.cache.file_lock import try_lock
 from toutates.repositories.cache.model_cache import ModelCache
+from toutates.repositories.s3 import client
 from toutates.repositories.s3.repository import S3Repository
 from toutates.repositories.specification import BucketSpecification
 from toutates.system.errors import ConfigurationError, RepositoryError
@@ -87,6 +89,26 @@ def test_content_that_was_changed_on_its_way_is_downloaded_again(
     with repository(proxy, bucket, tmp_path) as remote:
         assert fetched_files(remote) == {"1/model.onnx": LARGE}
     assert nothing_is_left(tmp_path)
+
+
+@pytest.mark.parametrize("times", [1, 1_000])
+def test_a_part_that_is_slower_than_allowed_is_asked_for_again_and_then_given_up(
+    proxy: Proxy, moto_service: S3Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    monkeypatch.setattr(pace, "_WINDOW_S", 0.5)
+    if times > 1:
+        monkeypatch.setattr(client, "_PART_ATTEMPTS", 2)
+    bucket = moto_service.bucket({"m/1/model.onnx": LARGE})
+    proxy.faults = [Fault("model.onnx", times=times, slow=True)]  # 10,000 bytes a second
+    with repository(proxy, bucket, tmp_path, least_rate=20_000) as remote:
+        if times == 1:
+            assert fetched_files(remote) == {"1/model.onnx": LARGE}
+            assert len([line for line in proxy.requests if "model.onnx" in line]) > 2
+        else:
+            with pytest.raises(
+                RepositoryError, match=r"cannot be read now: .*20000 bytes per second of --download-min"
+            ):
+                remote.fetch(remote.scan()[0], quiet)
 
 
 @pytest.mark.parametrize("is_stopped", [True, False])

@@ -18,6 +18,7 @@ from toutates.command.values import (
     address,
     address_or_off,
     boolean,
+    byte_rate,
     byte_size,
     cache_size,
     choice,
@@ -210,6 +211,13 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
             "keep at most this many bytes of downloaded models; the least recently used are removed first",
             "68719476736",
             positive,
+        ),
+        Flag(
+            "download-min-rate",
+            "BYTES",
+            "ask again, and give up after some times, where fewer bytes of a file come in a second; 0 for any",
+            "1K",
+            byte_rate,
         ),
     ),
     "turns of models": (

@@ -88,6 +88,11 @@ def byte_size(text: str) -> int:
     return size
 
 
+def byte_rate(text: str) -> int:
+    """Read a number of bytes per second; 0 for none."""
+    return 0 if text.strip() == "0" else byte_size(text)
+
+
 def rate_limit(text: str) -> str:
     """Read whether runs are rated; Triton takes letters of any size."""
     return str(choice("off", EXECUTION_COUNT)(text.lower()))

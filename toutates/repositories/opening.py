@@ -12,6 +12,7 @@ from toutates.models.repository import ModelFolder
 from toutates.repositories.interface import Repository
 from toutates.repositories.local.file import FileRepository
 from toutates.repositories.local.repository import LocalRepository
+from toutates.repositories.pace import LEAST_RATE
 from toutates.repositories.s3.store import ObjectStore
 from toutates.repositories.specification import (
     ArtifactSpecification,
@@ -26,7 +27,12 @@ __all__ = ["open_repositories", "refuse_double", "refuse_duplicates", "refuse_un
 
 
 def open_repositories(
-    specifications: Iterable[Specification], *, cache_root: Path | None, cache_size: int, lone_name: str = ""
+    specifications: Iterable[Specification],
+    *,
+    cache_root: Path | None,
+    cache_size: int,
+    lone_name: str = "",
+    least_rate: int = LEAST_RATE,
 ) -> list[Repository]:
     """The repositories, in the order given. What a cloud needs is imported and made only if asked for.
 
@@ -35,6 +41,7 @@ def open_repositories(
         cache_root: directory for what is downloaded; None for the user's.
         cache_size: bytes it may hold.
         lone_name: of a model whose graph lies alone in a local directory; "" for the directory's name.
+        least_rate: at which downloads have to come, bytes per second; 0 for any.
 
     Raises:
         ConfigurationError: the cache cannot be written, a library is missing or cannot be set up.
@@ -55,40 +62,40 @@ def open_repositories(
         if isinstance(one, HubSpecification):
             from toutates.repositories.hub.repository import HubRepository
 
-            repositories.append(HubRepository(one, cache))
+            repositories.append(HubRepository(one, cache, least_rate))
             continue
         if isinstance(one, ArtifactSpecification):
             from toutates.repositories.artifacts.archive import ArchiveStore
             from toutates.repositories.artifacts.oci import OciStore
             from toutates.repositories.artifacts.repository import ArtifactRepository
 
-            artifact = OciStore(one, cache) if one.registry else ArchiveStore(one, cache)
+            artifact = OciStore(one, cache, least_rate) if one.registry else ArchiveStore(one, cache, least_rate)
             repositories.append(ArtifactRepository(one, cache, artifact))
             continue
         from toutates.repositories.s3.repository import S3Repository
 
-        repositories.append(S3Repository(one, cache, _store(one, cache.stopping)))
+        repositories.append(S3Repository(one, cache, _store(one, cache.stopping, least_rate)))
     return repositories
 
 
-def _store(specification: BucketSpecification, stopping: threading.Event) -> ObjectStore:
+def _store(specification: BucketSpecification, stopping: threading.Event, least_rate: int) -> ObjectStore:
     """What lists and reads a bucket, a container or a web server."""
     if specification.scheme == "gs":
         from toutates.repositories.web.gs import GoogleStore
 
-        return GoogleStore(specification, stopping)
+        return GoogleStore(specification, stopping, least_rate)
     if specification.scheme == "as":
         from toutates.repositories.web.azure import AzureStore
 
-        return AzureStore(specification, stopping)
+        return AzureStore(specification, stopping, least_rate)
     if specification.scheme == "https":
         from toutates.repositories.web.files import WebStore
 
-        return WebStore(specification, stopping)
+        return WebStore(specification, stopping, least_rate)
     from toutates.repositories.s3.client import S3Client
     from toutates.repositories.s3.download import THREADS
 
-    return S3Client(specification, THREADS, stopping)
+    return S3Client(specification, THREADS, stopping, least_rate)
 
 
 def refuse_unknown(only: Collection[str], names: Sequence[str], asked_by: Mapping[str, str]) -> None:

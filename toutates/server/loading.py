@@ -136,6 +136,7 @@ class FirstLoad:
             cache_root=options.model_cache_dir,
             cache_size=options.model_cache_size,
             lone_name=options.model_name,
+            least_rate=options.download_min_rate,
         )
         async with self.waiting.logged():
             await self._wait_for_directories()

@@ -12,6 +12,7 @@ from toutates.h2grpc import Limits
 from toutates.infer.tracing.configuration import TraceOptions
 from toutates.models.turns import Limit
 from toutates.repositories.control.modes import ControlMode
+from toutates.repositories.pace import LEAST_RATE
 from toutates.repositories.specification import Specification
 from toutates.system.address import Address
 from toutates.system.logs.rendering import LogFormat
@@ -71,6 +72,7 @@ class Options:
         model_name: of a model whose graph lies alone in a repository's directory; "" for the directory's name.
         model_cache_dir: for downloads from S3; None for the user's cache directory.
         model_cache_size: its largest size, bytes.
+        download_min_rate: at which each file has to come, bytes per second; 0 for any.
         load_models: names to load at the start; None for all. In the mode "poll", names to look for.
         load_model: those of ``load_models`` that --load-model names, for error messages.
         model_control_mode: when models change, see ``toutates.repositories.control.model_control``.
@@ -123,6 +125,7 @@ class Options:
     model_name: str = ""
     model_cache_dir: Path | None = None
     model_cache_size: int = DEFAULT_CACHE_SIZE
+    download_min_rate: int = LEAST_RATE
     load_models: tuple[str, ...] | None = None
     load_model: tuple[str, ...] = ()
     model_control_mode: ControlMode = "none"

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import quote, urljoin
 
+from toutates.repositories.pace import LEAST_RATE, Pace
 from toutates.repositories.s3.keys import S3Object
 from toutates.repositories.s3.store import ObjectChanged
 from toutates.repositories.specification import HubSpecification
@@ -36,7 +37,6 @@ _WHOLE_SECONDS: Final = 60.0
 #: Requests that fail one after the other without a byte of content between them, and how long the next one waits.
 _ATTEMPTS: Final = 4
 _FIRST_WAIT: Final = 0.2  # seconds, doubled each time, and up to twice that at random
-_CHUNK: Final = 128 * 1024  # bytes
 _MAX_PAGE: Final = 16 * 2**20  # bytes of one page of a listing; the Hub's have some hundred thousand
 _MAX_OBJECTS: Final = 20_000
 _MAX_PAGES: Final = 1_000
@@ -64,14 +64,18 @@ class HubClient:
     Args:
         specification: what the operator asked for.
         stopping: once it is set, no request is sent, nor tried again.
+        least_rate: see Pace.
 
     Raises:
         ConfigurationError: huggingface_hub is not installed, or too old.
     """
 
-    def __init__(self, specification: HubSpecification, stopping: threading.Event) -> None:
+    def __init__(
+        self, specification: HubSpecification, stopping: threading.Event, least_rate: int = LEAST_RATE
+    ) -> None:
         self._specification = specification
         self._stopping = stopping
+        self._least_rate = least_rate
         self._lock = threading.Lock()
         #: sockets of the answers that are being read
         self._sockets: set[socket.socket] = set()
@@ -124,6 +128,7 @@ class HubClient:
         url = f"{self._files}/{quote(found.key)}"
         shown = f"{self._specification.bucket_url}/{found.key}"
         digest, at, furthest, failures = _digest_of(found), 0, 0, 0
+        pace = Pace(self._least_rate)
         while at < found.size:
             try:
                 with self._answer(url, at) as (answer, is_rest):
@@ -131,7 +136,7 @@ class HubClient:
                         on_bytes(-at)
                         digest, at = _digest_of(found), 0
                     target.seek(at)
-                    for chunk in answer.iter_raw(_CHUNK):
+                    for chunk in pace.chunks(_reader(answer.iter_raw())):
                         self._check_stopping()
                         target.write(chunk)  # which refuses what is beyond the size
                         digest.update(chunk)
@@ -147,7 +152,7 @@ class HubClient:
                     raise ObjectChanged(f"'{shown}' is gone, or has become smaller") from error
                 failures = 1 if at > furthest else failures + 1
                 furthest = max(at, furthest)
-                self._wait_or_raise(error, failures, f"file {found.key!r} cannot be read")
+                self._wait_or_raise(error, max(failures, pace.misses), f"file {found.key!r} cannot be read")
         if digest.hexdigest() != found.etag:
             raise ObjectChanged(f"what came for '{shown}' does not have the digest that the listing says")
 
@@ -250,6 +255,11 @@ class HubClient:
 
     def _no_hub(self) -> ConfigurationError:
         return self._unusable(f"what answers at {self._endpoint} lists files as no Hub does", "check HF_ENDPOINT")
+
+
+def _reader(pieces: Iterator[bytes]) -> Callable[[int], bytes]:
+    """Reads pieces as they come, whatever their size."""
+    return lambda size: next(pieces, b"")
 
 
 def _object(entry: Any) -> S3Object:

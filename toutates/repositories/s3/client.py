@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from toutates.repositories.cloud_credentials import S3Credentials, s3_credentials
+from toutates.repositories.pace import CHUNK, LEAST_RATE, Pace
 from toutates.repositories.s3.keys import S3Object
 from toutates.repositories.s3.store import ObjectChanged
 from toutates.repositories.specification import BucketSpecification
@@ -31,7 +32,6 @@ _ATTEMPTS: Final = 5
 _PART: Final = 8 * 2**20  # bytes of an object that one request asks for
 #: Downloads of one part that are tried, each with botocore's own retries: answers are cut off more often than refused.
 _PART_ATTEMPTS: Final = 10
-_CHUNK: Final = 128 * 1024  # bytes
 #: Chunks that may wait for the disk, of all objects.
 _CHUNKS_QUEUED: Final = 64
 #: More objects than this are no model repository but a bucket without --s3-prefix.
@@ -55,14 +55,22 @@ class S3Client:
         specification: what the operator asked for.
         connections: how many threads will read at once.
         stopping: once it is set, no request is sent, nor tried again.
+        least_rate: see Pace.
 
     Raises:
         ConfigurationError: boto3 is not installed, or cannot be set up like this.
     """
 
-    def __init__(self, specification: BucketSpecification, connections: int, stopping: threading.Event) -> None:
+    def __init__(
+        self,
+        specification: BucketSpecification,
+        connections: int,
+        stopping: threading.Event,
+        least_rate: int = LEAST_RATE,
+    ) -> None:
         self._specification = specification
         self._stopping = stopping
+        self._least_rate = least_rate
         self._lock = threading.Lock()
         #: urllib3's responses whose contents are being read, with the key of the object
         self._responses: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
@@ -75,8 +83,10 @@ class S3Client:
             from boto3.s3.transfer import TransferConfig, create_transfer_manager
             from botocore.config import Config
             from botocore.exceptions import BotoCoreError
+            from botocore.response import StreamingBody
         except ImportError as error:
             raise self._unusable(f"boto3, which reads S3, cannot be imported: {error}", "install boto3") from error
+        self._body_of: Callable[[Any, Any], Any] = StreamingBody
         for name in ("boto3", "botocore", "urllib3"):
             logging.getLogger(name).setLevel(logging.WARNING)
         try:
@@ -115,7 +125,7 @@ class S3Client:
                 multipart_chunksize=_PART,
                 max_concurrency=connections,
                 num_download_attempts=_PART_ATTEMPTS,
-                io_chunksize=_CHUNK,
+                io_chunksize=CHUNK,
                 max_io_queue=_CHUNKS_QUEUED,
                 preferred_transfer_client="classic",  # whether or not Amazon's own in C is installed
             ),
@@ -238,10 +248,12 @@ class S3Client:
         context["toutates_key"] = params["Key"]
 
     def _note_response(self, response: tuple[Any, Any] | None, request_dict: dict[str, Any], **_: Any) -> None:
-        """Take note of an answer whose content is to be read, before anybody reads it."""
+        """Take note of an answer whose content is to be read, before anybody reads it, and see that it comes."""
         if response is None:
             return
         answer, parsed = response
+        if "Body" in parsed:
+            parsed["Body"] = self._body_of(_Paced(answer.raw, self._least_rate), answer.headers.get("content-length"))
         with self._lock:
             self._responses[answer.raw] = request_dict["context"]["toutates_key"]
             if parsed.get("ServerSideEncryption", "").startswith("aws:kms") or "SSECustomerAlgorithm" in parsed:
@@ -304,6 +316,27 @@ class S3Client:
         return RepositoryError(
             f"{self._where()}: {problem} now: {_shown(error)}; check --s3-endpoint and that the service is up"
         )
+
+
+class _Paced:
+    """The content of an answer, as botocore's ``StreamingBody`` reads it; TooSlow is tried again as what is cut off.
+
+    Args:
+        raw: urllib3's response.
+        least_rate: see Pace.
+    """
+
+    def __init__(self, raw: Any, least_rate: int) -> None:
+        self._raw = raw
+        self._chunks = Pace(least_rate).chunks(raw.read1)
+
+    def read(self, size: int | None = None) -> bytes:
+        """The next piece; CHUNK bytes or less, whatever the size; empty at the end."""
+        return next(self._chunks, b"")
+
+    def close(self) -> None:
+        """Nobody reads it any more."""
+        self._raw.close()
 
 
 class _Subscriber:

@@ -15,12 +15,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from importlib import resources
 from types import MappingProxyType
 from typing import Any, Final, NoReturn
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from toutates.repositories.pace import CHUNK, LEAST_RATE, Pace
 from toutates.repositories.s3.keys import S3Object
 from toutates.repositories.s3.store import ObjectChanged
 from toutates.repositories.web.redirects import MAX_REDIRECTS, followed, origin
@@ -36,7 +38,6 @@ _WHOLE_SECONDS: Final = 60.0
 #: Requests that fail one after the other without a byte of content between them, and how long the next one waits.
 _ATTEMPTS: Final = 4
 _FIRST_WAIT: Final = 0.2  # seconds, doubled each time, and up to twice that at random
-_CHUNK: Final = 128 * 1024  # bytes
 _MAX_REFUSAL: Final = 16_384  # bytes that are read of an answer without a content for us
 _MAX_SHOWN: Final = 300  # characters of a text that is not ours
 _URL: Final = re.compile(r"\b\w+://\S+|(?<=url: )\S+")
@@ -93,6 +94,7 @@ class HttpClient:
         stopping: once it is set, no request is sent, nor tried again.
         connections: how many threads will read at once.
         authorize: see Authorize. What it gives is sent to the host of the request alone, and no further.
+        least_rate: see Pace.
     """
 
     def __init__(
@@ -102,6 +104,8 @@ class HttpClient:
         stopping: threading.Event,
         connections: int,
         authorize: Authorize = lambda method, url, headers: _NO_HEADERS,
+        *,
+        least_rate: int = LEAST_RATE,
     ) -> None:
         import urllib3
 
@@ -110,6 +114,7 @@ class HttpClient:
         self._explain = explain
         self._stopping = stopping
         self._authorize = authorize
+        self._least_rate = least_rate
         self._lock = threading.Lock()
         #: answers that are being read
         self._answers: set[Any] = set()
@@ -197,6 +202,7 @@ class HttpClient:
         shown = _without_query(url)
         problem = f"{found.key!r} cannot be read"
         summed = digest() if digest else None
+        pace = Pace(self._least_rate)
         at, furthest, failures, validator = 0, 0, 0, ""
         while at < found.size:
             asking = dict(headers)
@@ -214,7 +220,7 @@ class HttpClient:
                         if answer.status == 206:
                             raise ConnectionError("it sends another part than was asked for")
                     target.seek(at)
-                    for chunk in answer.stream(_CHUNK, decode_content=False):
+                    for chunk in pace.chunks(partial(answer.read1, decode_content=False)):
                         self._check_stopping()
                         target.write(chunk)
                         if summed is not None:
@@ -233,7 +239,7 @@ class HttpClient:
                 self._check_stopping()
                 failures = 1 if at > furthest else failures + 1
                 furthest = max(at, furthest)
-                self._wait_or_raise(error, failures, problem)
+                self._wait_or_raise(error, max(failures, pace.misses), problem)
         return str(summed.hexdigest()) if summed is not None else ""
 
     def close(self) -> None:
@@ -301,7 +307,7 @@ class HttpClient:
         body = bytearray()
         end = time.monotonic() + _WHOLE_SECONDS
         # As it comes: what waits for a certain number of bytes would wait for a byte at a time, each just in time.
-        while len(body) <= limit and (piece := answer.read1(_CHUNK, decode_content=False)):
+        while len(body) <= limit and (piece := answer.read1(CHUNK, decode_content=False)):
             self._check_stopping()
             body += piece
             if time.monotonic() > end:

@@ -15,6 +15,7 @@ from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 from toutates.repositories.cloud_credentials import google_credentials
+from toutates.repositories.pace import LEAST_RATE
 from toutates.repositories.s3.download import THREADS
 from toutates.repositories.s3.keys import S3Object
 from toutates.repositories.s3.store import ObjectChanged
@@ -38,19 +39,22 @@ class GoogleStore:
     Args:
         specification: what the operator asked for.
         stopping: once it is set, no request is sent, nor tried again.
+        least_rate: see Pace.
 
     Raises:
         ConfigurationError: google-auth is not installed, or Triton's file of credentials cannot be used.
     """
 
-    def __init__(self, specification: BucketSpecification, stopping: threading.Event) -> None:
+    def __init__(
+        self, specification: BucketSpecification, stopping: threading.Event, least_rate: int = LEAST_RATE
+    ) -> None:
         emulator = os.environ.get(_EMULATOR, "").rstrip("/")
         self._endpoint = (emulator if "://" in emulator else f"http://{emulator}") if emulator else _ENDPOINT
         check = f"the network and {_EMULATOR}" if emulator else "the network and HTTPS_PROXY"
         self._asked = Asked(specification.flag, specification.url, "Google Cloud Storage", check)
         self._bucket = specification.bucket
         self._token: GoogleToken | None = None
-        more: dict[str, Any] = {}
+        more: dict[str, Any] = {"least_rate": least_rate}
         if not emulator:
             self._token = more["authorize"] = GoogleToken(self._asked, google_credentials(specification, os.environ))
         self._client = HttpClient(self._asked, self._explain, stopping, THREADS + 2, **more)

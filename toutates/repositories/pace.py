@@ -1,0 +1,82 @@
+"""The least rate of downloads: a server that sends a byte now and then would hold one, and its thread, for ever.
+
+What waits for a certain number of bytes would not see that: so content is read as it comes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+__all__ = ["CHUNK", "LEAST_RATE", "Pace", "TooSlow"]
+
+#: Bytes per second of one file that have to come unless --download-min-rate says otherwise: what a modem had in 1990.
+LEAST_RATE: Final = 1024
+#: Seconds of waiting over which they are counted, so that a short pause ends nothing.
+_WINDOW_S: Final = 60.0
+#: Bytes of a piece, and seconds after which a smaller one is given out.
+CHUNK: Final = 128 * 1024
+_PATIENCE_S: Final = 1.0
+
+
+class TooSlow(TimeoutError):
+    """The content comes too slowly; asked again, another server may answer."""
+
+
+class Pace:
+    """How one file comes, by however many answers. Used by one thread at a time.
+
+    Args:
+        least_rate: bytes per second; 0 for any.
+
+    Attributes:
+        misses: windows of time in which less has come.
+    """
+
+    def __init__(self, least_rate: int) -> None:
+        self._least = least_rate
+        self._waited_s = 0.0
+        self._came = 0
+        self.misses = 0
+
+    def chunks(self, read: Callable[[int], bytes]) -> Iterator[bytes]:
+        """The content of an answer until its end, in pieces of CHUNK bytes, or of less where it comes slowly.
+
+        Args:
+            read: waits for some bytes, at most as many as it is given; empty at the end. The time it takes counts, that
+                of whoever uses the pieces does not.
+
+        Raises:
+            TooSlow: less has come than has to.
+        """
+        piece = b"-"
+        while piece:
+            pieces: list[bytes] = []
+            left, waited_s = CHUNK, 0.0
+            while left > 0 and waited_s < _PATIENCE_S:
+                began = time.monotonic()
+                piece = read(left)
+                took_s = time.monotonic() - began
+                if not piece:
+                    break
+                pieces.append(piece)
+                left -= len(piece)
+                waited_s += took_s
+                self._count(len(piece), took_s)
+            if pieces:
+                yield pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _count(self, size: int, took_s: float) -> None:
+        self._waited_s += took_s
+        self._came += size
+        if self._waited_s < _WINDOW_S:
+            return
+        came, waited_s = self._came, self._waited_s
+        self._came, self._waited_s = 0, 0.0
+        if came < self._least * waited_s:
+            self.misses += 1
+            raise TooSlow(
+                f"{came} bytes of it have come in {waited_s:.0f} s, less than the {self._least} bytes per second of "
+                "--download-min-rate"
+            )
