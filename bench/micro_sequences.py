@@ -150,9 +150,9 @@ class _Turns:
             if self._left[place]:
                 self._ready.append(place)
 
-    def choices(self, count: int) -> npt.NDArray[np.int64]:
-        """Which sequence the first so many requests were of."""
-        return np.array(self._sent[:count], np.int64)
+    def choices(self, first: int, count: int) -> npt.NDArray[np.int64]:
+        """Which sequence so many requests were of, from a number on."""
+        return np.array(self._sent[first : first + count], np.int64)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

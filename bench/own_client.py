@@ -60,7 +60,7 @@ def closed_loop(
     failed = {status_name(status) for status in record.statuses.tolist() if status}
     if failed or len(record.statuses) != count:
         raise NoFigure(f"of {count} requests some ended with {sorted(failed)}: {driver.texts}")
-    for number, message in driver.samples:
-        check(int(record.choices[number]), message[_PREFIX:] if endpoint.protocol == GRPC else message)
+    for choice, message in driver.samples:
+        check(choice, message[_PREFIX:] if endpoint.protocol == GRPC else message)
     times = sorted(((record.answered_ns - record.sent_ns) // 1_000).tolist())
     return Outcome(count, count / record.seconds, percentile(times, 0.5), percentile(times, 0.99))

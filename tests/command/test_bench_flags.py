@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from toutates.bench.endpoint import GRPC, HTTP, Endpoint, Tls
 from toutates.bench.sequences import Sequences
 from toutates.command.bench.parser import bench_parser
 from toutates.command.bench.reading import Wanted, read_flags
+from toutates.system.errors import ConfigurationError
 
 
 def read(*arguments: str) -> Wanted:
@@ -60,6 +62,36 @@ def test_a_binary_search_is_a_target_and_a_threshold_ends_a_range() -> None:
     threshold = read("host", "-m", "a", "-l", "10").threshold
     assert threshold is not None
     assert (threshold.figure, threshold.bound) == ("p50", 10e6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--concurrency-range", "0:4"], "--concurrency-range: is no number above 0 and at most 1000000, and no range"),
+        (["--concurrency-range", "1:2:0.5"], "--concurrency-range: must be whole numbers (got '1:2:0.5')"),
+        (["--concurrency", "0:4"], "--concurrency: is no number"),
+        (["--concurrency-range", "2", "--concurrency", "3"], "--concurrency-range: says what --concurrency says"),
+        (["--concurrency-range", "2", "--num-of-sequences", "3"], "--num-of-sequences: says what --concurrency-range"),
+        (
+            ["--request-rate-range", "x"],
+            "--request-rate-range: is no number above 0 and at most 10000000, and no range",
+        ),
+        (
+            ["--request-rate-range", "9", "--concurrency-range", "2"],
+            "--concurrency-range: is of a closed loop, and --request-rate-range of an open one",
+        ),
+        (["--request-rate-range", "9", "--request-distribution", "even"], "--request-distribution: is no kind of arri"),
+        (
+            ["--request-intervals", "no/file"],
+            "--request-intervals: cannot be read: No such file or directory (got 'no/",
+        ),
+        (["-p", "0"], "-p: must be above 0"),
+        (["--measurement-interval", "0"], "--measurement-interval: must be above 0"),
+    ],
+)
+def test_errors_name_flags_as_they_were_written(arguments: list[str], told: str) -> None:
+    with pytest.raises(ConfigurationError, match="^" + re.escape(told)):
+        read("host", "-m", "a", *arguments)
 
 
 def test_sequences_formats_and_services_are_taken() -> None:

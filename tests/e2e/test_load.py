@@ -17,7 +17,8 @@ from toutates.bench.client_connection import ClientConnection, Request
 from toutates.bench.driver import Driver
 from toutates.bench.endpoint import GRPC, Endpoint
 from toutates.bench.load import Asked, Load, LoadFailed, run_load
-from toutates.bench.outcome import UNANSWERED, summarise
+from toutates.bench.outcome import UNANSWERED
+from toutates.bench.tally import summarise
 from toutates.command.main import main
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest, ModelInferResponse
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from toutates.bench.answer import LOST
-from toutates.bench.outcome import NEVER, UNANSWERED, Record, merge, summarise
+from toutates.bench.outcome import NEVER, UNANSWERED, Record, merge
+from toutates.bench.tally import summarise
 
 MS = 1_000_000
 BOUND = 20 * MS

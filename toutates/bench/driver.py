@@ -11,19 +11,18 @@ import select
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
 
 from toutates.bench.answer import LOST, Answer, ClientSide, ConnectionFailed
 from toutates.bench.arrivals import Schedule
 from toutates.bench.endpoint import Endpoint
 from toutates.bench.link import CHUNK, Link, Unreachable, connect
-from toutates.bench.outcome import NEVER, UNANSWERED, Record
+from toutates.bench.outcome import Record
+from toutates.bench.request_log import RequestLog
 from toutates.bench.source import Source
+from toutates.bench.tally import Tally
 from toutates.system.text import one_line
 
 __all__ = ["Driver", "Unreachable"]
@@ -34,6 +33,8 @@ _READ_AT_ONCE: Final = 4
 _ALL_AT_ONCE: Final = 256
 #: Requests that are taken up between two looks at the sockets, so that answers are read while many are to be sent.
 _BURST: Final = 64
+#: Requests of a schedule that are made numbers of Python at a time.
+_PIECE: Final = 1 << 14
 #: The head start that the first request gets.
 _BEGIN_NS: Final = 10_000_000
 #: After so many answers with status OK another one is kept, to be checked; at first after fewer.
@@ -66,7 +67,7 @@ class Driver:
 
     Attributes:
         requests: what can be sent.
-        samples: the number of a request and its answer, as it came, of some with status OK.
+        samples: which contents a request had and its answer, as it came, of some with status OK.
         texts: the first text of each status.
         stopping: whether the load is to end at once, with what there is.
         report: is told now and then how many calls were answered with OK, and how many ended otherwise.
@@ -81,6 +82,8 @@ class Driver:
         self.report: Callable[[int, int], None] | None = None
         self.requests = requests
         self._right = self._others = self._sample_bytes = self._next_sample = 0
+        #: Which contents a request had, by its number.
+        self._choice_of: Callable[[int], int] = int
         self._endpoint, self._make = endpoint, make
         self._context: ssl.SSLContext | None = endpoint.tls.context(endpoint.protocol) if endpoint.tls else None
         self._links = list(connect(endpoint, make, self._context, connections))
@@ -110,20 +113,22 @@ class Driver:
         self.texts.clear()
         self._right = self._others = self._sample_bytes = self._next_sample = 0
 
-    def run_schedule(self, schedule: Schedule, seconds: float, patience_s: float) -> Record:
+    def run_schedule(self, schedule: Schedule, seconds: float, patience_s: float, tally: Tally | None = None) -> Record:
         """An open loop: send each request at its time, whatever became of those before.
 
         Args:
             schedule: what is to be sent when.
             seconds: length of the schedule.
             patience_s: how long the last answers are waited for.
+            tally: that requests are counted in after a while, which the record is without.
         """
-        times, choices = schedule.times_ns.tolist(), schedule.choices.tolist()
-        count = len(times)
-        noticed, sent, answered = [NEVER] * count, [NEVER] * count, [NEVER] * count
-        statuses: dict[int, int] = {}
-        waiting: deque[int] = deque()
+        count = len(schedule.times_ns)
+        log = RequestLog(lambda first, most: schedule.choices[first : first + most], closed=False, tally=tally)
+        self._choice_of = lambda number: int(schedule.choices[number])
+        waiting: deque[tuple[int, int]] = deque()
         requests = self.requests
+        # A piece of the schedule as numbers of Python, and the number of its first request.
+        times, choices, base = list[int](), list[int](), 0
         with _undisturbed(), _Spent() as spent:
             begin = time.perf_counter_ns() + _BEGIN_NS
             taken = left = 0
@@ -134,12 +139,14 @@ class Driver:
             def take(link: Link, answers: Sequence[Answer], at: int) -> None:
                 nonlocal left
                 left += len(answers)
-                for number, status, _ in answers:
-                    answered[number] = at - begin
-                    if status:
-                        statuses[number] = status
+                log.answer(answers, at - begin)
 
             while left < count:
+                log.count_old()
+                if taken == base + len(times) and taken < count:
+                    base = taken
+                    times = schedule.times_ns[base : base + _PIECE].tolist()
+                    choices = schedule.choices[base : base + _PIECE].tolist()
                 now = time.perf_counter_ns() - begin
                 if taken == count and now >= stop_ns:
                     spent.stop()
@@ -148,33 +155,40 @@ class Driver:
                 if now >= report_ns:
                     report_ns = now + _REPORT_NS
                     self._report()
-                stop = min(count, taken + _BURST)
-                while taken < stop and times[taken] <= now:
-                    noticed[taken] = now
-                    waiting.append(taken)
+                at = taken - base
+                stop = min(len(times), at + _BURST)
+                first = at
+                while at < stop and times[at] <= now:
+                    waiting.append((taken, choices[at]))
                     taken += 1
+                    at += 1
+                if at > first:
+                    log.notice(times[first:at], now)
                 used = set()
                 while waiting and (link := self._free_link()) is not None:
-                    number = waiting.popleft()
-                    link.protocol.begin(requests[choices[number]], number)
-                    sent[number] = now
+                    number, choice = waiting.popleft()
+                    link.protocol.begin(requests[choice], number)
+                    log.send(number, now)
                     used.add(link)
                 for link in used:
                     link.flush()
-                until = times[taken] if taken < count else end_ns
+                # At the end of a piece the next one is looked at at once.
+                until = times[at] if at < len(times) else now if taken < count else end_ns
                 self._wait((until - time.perf_counter_ns() + begin) / 1e9)
                 self._receive(_READ_AT_ONCE, take)
             now = time.perf_counter_ns() - begin
         if self.stopping or not self._links:  # what was to be sent later was not
-            count = taken
-            seconds = min(seconds, max(now, 1) / 1e9)
+            return log.record(spent.cpu_s, spent.waited_s, min(seconds, max(now, 1) / 1e9))
         # What the client did not even take up when the time was over, it noticed then at the earliest.
-        noticed[taken:] = [end_ns] * (count - taken)
-        return _record(
-            schedule.choices[:count], schedule.times_ns[:count], noticed, sent, answered, statuses, spent, seconds
-        )
+        while taken < count:
+            late = schedule.times_ns[taken : taken + _PIECE].tolist()
+            log.notice(late, end_ns)
+            taken += len(late)
+        return log.record(spent.cpu_s, spent.waited_s, seconds)
 
-    def run_closed(self, source: Source, under_way: int, seconds: float, patience_s: float) -> Record:
+    def run_closed(
+        self, source: Source, under_way: int, seconds: float, patience_s: float, tally: Tally | None = None
+    ) -> Record:
         """A closed loop: a request for each answer, over the same connection, over and over.
 
         Args:
@@ -182,10 +196,10 @@ class Driver:
             under_way: how many are without an answer at a time.
             seconds: after which none is begun any more.
             patience_s: how long the last answers are waited for.
+            tally: that requests are counted in after a while, which the record is without.
         """
-        sent: list[int] = []
-        answered: list[int] = []
-        statuses: dict[int, int] = {}
+        log = RequestLog(source.choices, closed=True, tally=tally)
+        self._choice_of = lambda number: int(source.choices(number, 1)[0])
         free, left, over = under_way, 0, False
         with _undisturbed(), _Spent() as spent:
             begin = time.perf_counter_ns()
@@ -195,23 +209,18 @@ class Driver:
             def send(link: Link, most: int) -> int:
                 """Begin so many calls at most; returns how many."""
                 requests = source.take(min(most, link.protocol.room), over=over)
-                number = len(sent)
+                number = log.count
                 for request in requests:
                     link.protocol.begin(request, number)
                     number += 1
                 count = len(requests)
-                sent.extend([time.perf_counter_ns() - begin] * count)
-                answered.extend([NEVER] * count)
+                log.begin(count, time.perf_counter_ns() - begin)
                 link.flush()
                 return count
 
             def take(link: Link, answers: Sequence[Answer], at: int) -> None:
                 nonlocal free, left, over
-                ended = at - begin
-                for number, status, _ in answers:
-                    answered[number] = ended
-                    if status:
-                        statuses[number] = status
+                log.answer(answers, at - begin)
                 left += len(answers)
                 source.answered(answers)
                 over = over or at >= stop_ns
@@ -232,17 +241,15 @@ class Driver:
                     share = -(-free // len(self._links))
                     for link in self._turned():
                         free -= send(link, min(share, free))
-                if left == len(sent):
+                if left == log.count:
                     break
+                log.count_old()
                 self._receive(_ALL_AT_ONCE, take, ((end_ns if over else min(stop_ns, report_ns)) - now) / 1e9)
             ended_ns = time.perf_counter_ns() - begin
         # Where the source came to its end, the load did.
         whole = over and not self.stopping and self._links
-        sent_ns = np.array(sent, np.int64)
-        return _record(
-            source.choices(len(sent)), sent_ns, sent_ns, sent_ns, answered, statuses, spent,
-            seconds if whole else min(seconds, max(ended_ns, 1) / 1e9),
-        )  # fmt: skip
+        lasted = seconds if whole else min(seconds, max(ended_ns, 1) / 1e9)
+        return log.record(spent.cpu_s, spent.waited_s, lasted)
 
     def _report(self) -> None:
         if self.report is not None:
@@ -314,7 +321,7 @@ class Driver:
             self._next_sample = self._right + min(len(self.samples) + 1, _SAMPLED)
             number, message = next((number, message) for number, status, message in answers if not status)
             if not self.samples or self._sample_bytes + len(message) <= _MOST_SAMPLE_BYTES:
-                self.samples.append((number, bytes(message)))
+                self.samples.append((self._choice_of(number), bytes(message)))
                 self._sample_bytes += len(message)
         self._right += right
 
@@ -347,35 +354,6 @@ class Driver:
         self._links.append(link)
         self._ring.append(link)
         self._by_fd[link.sock.fileno()] = link
-
-
-def _record(
-    choices: npt.NDArray[np.int64],
-    intended: npt.NDArray[np.int64],
-    noticed: Sequence[int] | npt.NDArray[np.int64],
-    sent: Sequence[int] | npt.NDArray[np.int64],
-    answered: Sequence[int],
-    statuses: Mapping[int, int],
-    spent: _Spent,
-    seconds: float,
-) -> Record:
-    """What became of as many requests as there are intended times."""
-    count = len(intended)
-    answered_ns = np.array(answered[:count], np.int64)
-    found = np.where(answered_ns == NEVER, UNANSWERED, 0)
-    if statuses:
-        found[list(statuses)] = list(statuses.values())
-    return Record(
-        choices,
-        intended,
-        np.asarray(noticed[:count], np.int64),
-        np.asarray(sent[:count], np.int64),
-        answered_ns,
-        found,
-        cpu_seconds=spent.cpu_s,
-        seconds=seconds,
-        waited_seconds=spent.waited_s,
-    )
 
 
 class _Spent:

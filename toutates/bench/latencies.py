@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Latencies"]
+__all__ = ["Latencies", "buckets_of"]
 
 #: Buckets of each power of two, so that a bucket is at most 1/128 wider than its least value.
 _PARTS_BITS: Final = 7
@@ -39,13 +39,13 @@ class Latencies:
         Raises:
             ValueError: one is negative.
         """
-        if not latencies_ns.size:
-            return
-        if latencies_ns.min() < 0:
-            raise ValueError(f"a latency of {latencies_ns.min()} ns")
-        # The exponent of the nearest double may be one too high for values beyond 2^53, so bits are not taken from it.
-        excess = np.maximum(np.frexp(np.maximum(latencies_ns, 1) * 1.0)[1].astype(np.int64) - 1 - _PARTS_BITS, 0)
-        self.counts += np.bincount(excess * _PARTS + (latencies_ns >> excess), minlength=_BUCKETS)
+        self.count_buckets(buckets_of(latencies_ns))
+
+    def count_buckets(self, buckets: npt.NDArray[np.int64]) -> None:
+        """Count latencies by their buckets, as ``buckets_of`` has them."""
+        if buckets.size:
+            counts = np.bincount(buckets)
+            self.counts[: counts.size] += counts
 
     def add(self, other: Latencies) -> None:
         """Count what another histogram has counted, too."""
@@ -82,6 +82,20 @@ class Latencies:
     def points(self) -> list[tuple[int, int]]:
         """The end of each bucket that is not empty, in nanoseconds, and its count."""
         return [(_last_of(int(at)), int(self.counts[at])) for at in np.flatnonzero(self.counts)]
+
+
+def buckets_of(latencies_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The bucket of each latency, in nanoseconds.
+
+    Raises:
+        ValueError: one is negative.
+    """
+    if latencies_ns.size and latencies_ns.min() < 0:
+        raise ValueError(f"a latency of {latencies_ns.min()} ns")
+    # The exponent of the nearest double may be one too high for values beyond 2^53, so bits are not taken from it.
+    excess = np.maximum(np.frexp(np.maximum(latencies_ns, 1) * 1.0)[1].astype(np.int64) - 1 - _PARTS_BITS, 0)
+    buckets: npt.NDArray[np.int64] = excess * _PARTS + (latencies_ns >> excess)
+    return buckets
 
 
 def _last_of(bucket: int) -> int:

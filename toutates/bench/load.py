@@ -27,11 +27,12 @@ from toutates.bench.client_connection import ClientConnection, Request
 from toutates.bench.driver import Driver, Unreachable
 from toutates.bench.endpoint import GRPC, Endpoint, Tls
 from toutates.bench.http1_connection import HttpConnection, HttpRequest
-from toutates.bench.outcome import Outcome, Record, merge, summarise
+from toutates.bench.outcome import Outcome, Record, merge
 from toutates.bench.pipes import read_message, send_message
 from toutates.bench.sequences import Sequences, SequenceSource
 from toutates.bench.source import Rotation
 from toutates.bench.streams import StreamingConnection, StreamRequest
+from toutates.bench.tally import Tally
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 from toutates.system.errors import ConfigurationError
 
@@ -328,17 +329,17 @@ def _make(load: Load, number: int, count: int, say: Callable[..., None], wait_go
     with contextlib.closing(Driver(load.endpoint, load.connections, requests, make)) as driver:
         signal.signal(signal.SIGINT, lambda *_: setattr(driver, "stopping", True))
         if load.warm_s:
-            _drive(driver, replace(load, seconds=load.warm_s), number, count)
+            _drive(driver, replace(load, seconds=load.warm_s), number, count, Tally(len(load.requests), 0, load.warm_s))
             driver.forget()
         say("ready")
         wait_go()
         driver.report = lambda right, wrong: say("progress", right, wrong)
-        record = _drive(driver, load, number, count)
-        if driver.stopping:
-            record = record.without_unanswered()
-        outcome = summarise(record, len(load.requests), round(load.bound_ms * 1e6))
+        tally = Tally(len(load.requests), round(load.bound_ms * 1e6), load.seconds)
+        record = _drive(driver, load, number, count, tally)
+        tally.add(record.without_unanswered() if driver.stopping else record)
+        outcome = tally.outcome(record.seconds, record.cpu_seconds, record.waited_seconds)
         prefix = _PREFIX if load.protocol == GRPC else 0
-        samples = [(int(record.choices[place]), message[prefix:]) for place, message in driver.samples]
+        samples = [(choice, message[prefix:]) for choice, message in driver.samples]
     say("done", {"outcome": outcome, "texts": driver.texts, "samples": samples})
 
 
@@ -363,15 +364,15 @@ def _request(load: Load, authority: str, one: Asked, message: bytes) -> Any:
     return HttpRequest("POST", one.path, authority, message, one.fields)
 
 
-def _drive(driver: Driver, load: Load, number: int, count: int) -> Record:
+def _drive(driver: Driver, load: Load, number: int, count: int, tally: Tally) -> Record:
     weights = [one.weight for one in load.requests]
     if load.rate is not None:
         schedule = make_schedule(load.arrivals, load.rate, load.seconds, weights, load.seed).part(number, count)
-        return driver.run_schedule(schedule, load.seconds, load.patience_s)
+        return driver.run_schedule(schedule, load.seconds, load.patience_s, tally)
     shares = np.array(weights) / sum(weights)
     order = np.random.default_rng((load.seed, number)).choice(len(weights), _ORDER, p=shares).tolist()
     if load.sequences is None:
-        return driver.run_closed(Rotation(driver.requests, order), load.under_way, load.seconds, load.patience_s)
+        return driver.run_closed(Rotation(driver.requests, order), load.under_way, load.seconds, load.patience_s, tally)
     authority = load.endpoint.authority
 
     def make(choice: int, sequence: int, first: bool, last: bool) -> Any:
@@ -379,7 +380,7 @@ def _drive(driver: Driver, load: Load, number: int, count: int) -> Record:
         return _request(load, authority, one, one.message + sequence_parameters(sequence, first, last))
 
     source = SequenceSource(load.sequences, order, make, load.seed, load.under_way)
-    return driver.run_closed(source, load.under_way, load.seconds, load.patience_s)
+    return driver.run_closed(source, load.under_way, load.seconds, load.patience_s, tally)
 
 
 def sequence_parameters(sequence: int, first: bool, last: bool) -> bytes:

@@ -23,15 +23,12 @@ __all__ = [
     "Slice",
     "merge",
     "status_name",
-    "summarise",
 ]
 
 #: A time that has not come.
 NEVER: Final = -1
 #: The status of a request that got no answer while there was patience, beside gRPC's and LOST.
 UNANSWERED: Final = -2
-#: Pieces of a load's time.
-_SLICES: Final = 50
 _NAMES: Final = {LOST: "LOST", UNANSWERED: "UNANSWERED", **{int(status): status.name for status in Status}}
 
 
@@ -64,11 +61,16 @@ class Record:
     def without_unanswered(self) -> Record:
         """Of a load that was stopped: without what was under way."""
         kept = self.statuses != UNANSWERED
+        return self if kept.all() else self.only(kept)
+
+    def only(self, kept: npt.NDArray[np.bool_]) -> Record:
+        """Some of the requests."""
+        intended = self.intended_ns[kept]
         return Record(
             self.choices[kept],
-            self.intended_ns[kept],
-            self.noticed_ns[kept],
-            self.sent_ns[kept],
+            intended,
+            intended if self.noticed_ns is self.intended_ns else self.noticed_ns[kept],
+            intended if self.sent_ns is self.intended_ns else self.sent_ns[kept],
             self.answered_ns[kept],
             self.statuses[kept],
             cpu_seconds=self.cpu_seconds,
@@ -183,53 +185,3 @@ def merge(outcomes: Sequence[Outcome]) -> Outcome:
 def status_name(status: int) -> str:
     """gRPC's name of a status, or HTTP's number."""
     return _NAMES.get(status) or f"HTTP {status}"
-
-
-def summarise(record: Record, kinds: int, bound_ns: int) -> Outcome:
-    """The outcome of a load.
-
-    Args:
-        record: of the load.
-        kinds: how many requests it consists of.
-        bound_ns: answers that take longer, from the intended time, are late.
-    """
-    outcomes = []
-    right = record.statuses == Status.OK
-    took_ns = record.answered_ns - record.intended_ns
-    for kind in range(kinds):
-        own = record.choices == kind
-        answered = own & right
-        outcome = OutcomeOfRequest(int(own.sum()), int(answered.sum()), int((answered & (took_ns <= bound_ns)).sum()))
-        codes, counts = np.unique(record.statuses[own], return_counts=True)
-        for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
-            outcome.statuses[status_name(code)] += count
-        outcome.from_intended.record(took_ns[answered])
-        outcome.from_sent.record((record.answered_ns - record.sent_ns)[answered])
-        outcomes.append(outcome)
-    lag = Latencies()
-    lag.record(record.noticed_ns - record.intended_ns)
-    share = 1 / max(record.seconds, 1e-9)
-    return Outcome(
-        record.seconds,
-        outcomes,
-        lag,
-        record.cpu_seconds * share,
-        record.waited_seconds * share,
-        record.cpu_seconds,
-        _timeline(record, right, took_ns),
-        float(record.answered_ns[right].max(initial=0)) / 1e9,
-        int((record.answered_ns[right] <= record.seconds * 1e9).sum()),
-    )
-
-
-def _timeline(record: Record, right: npt.NDArray[np.bool_], took_ns: npt.NDArray[np.int64]) -> list[Slice]:
-    """Pieces of the load's time, by when requests were to be sent."""
-    pieces = np.minimum(record.intended_ns[right] * _SLICES // max(1, round(record.seconds * 1e9)), _SLICES - 1)
-    order = np.argsort(pieces, kind="stable")
-    took = took_ns[right][order]
-    ends = np.searchsorted(pieces[order], np.arange(_SLICES + 1))
-    slices = []
-    for begin, end in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True):
-        p50, p99 = np.percentile(took[begin:end], (50, 99)).tolist() if end > begin else (0, 0)
-        slices.append(Slice(end - begin, round(p50), round(p99)))
-    return slices

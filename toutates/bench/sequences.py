@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from toutates.bench.answer import Answer
+from toutates.bench.source import in_turn
 
 __all__ = ["SequenceSource", "Sequences"]
 
@@ -50,14 +51,15 @@ class SequenceSource:
         places: int,
     ) -> None:
         self._sequences = sequences
-        self._order = order
+        self._order = np.array(order, np.int64)
         self._make = make
         self._rng = np.random.default_rng(seed)
         self._next_id = sequences.first_id
         #: Places whose last request is answered.
         self._ready = deque(range(places))
-        #: Of each request, the place and the contents.
-        self._sent: list[int] = []
+        self._count = 0
+        #: Of each request without an answer.
+        self._places: dict[int, int] = {}
         #: Of each place: the sequence's id, how many requests were sent, and its length.
         self._open: dict[int, tuple[int, int, int]] = {}
 
@@ -75,22 +77,23 @@ class SequenceSource:
     def answered(self, answers: Sequence[Answer]) -> None:
         """These requests have ended. Where one failed, the place begins another sequence."""
         for number, status, _ in answers:
-            place = self._sent[number]
+            place = self._places.pop(number)
             if status:
                 self._open.pop(place, None)
             self._ready.append(place)
 
-    def choices(self, count: int) -> npt.NDArray[np.int64]:
-        """Which contents the first so many requests had."""
-        return np.resize(np.array(self._order, np.int64), count)
+    def choices(self, first: int, count: int) -> npt.NDArray[np.int64]:
+        """See ``Source``."""
+        return in_turn(self._order, first, count)
 
     def _next(self, place: int) -> Any:
         if place not in self._open:
             self._open[place] = self._next_id, 0, self._length()
             self._next_id += 1
         number, step, length = self._open[place]
-        choice = self._order[len(self._sent) % len(self._order)]
-        self._sent.append(place)
+        choice = int(self._order[self._count % len(self._order)])
+        self._places[self._count] = place
+        self._count += 1
         last = step + 1 == length
         if last:
             del self._open[place]

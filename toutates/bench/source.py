@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from toutates.bench.answer import Answer
 
-__all__ = ["Rotation", "Source"]
+__all__ = ["Rotation", "Source", "in_turn"]
 
 
 class Source(Protocol):
@@ -27,8 +27,8 @@ class Source(Protocol):
     def answered(self, answers: Sequence[Answer]) -> None:
         """These requests have ended."""
 
-    def choices(self, count: int) -> npt.NDArray[np.int64]:
-        """Which contents the first so many requests had, as indexes."""
+    def choices(self, first: int, count: int) -> npt.NDArray[np.int64]:
+        """Which contents so many requests had, from a number on, as indexes."""
 
 
 class Rotation:
@@ -41,7 +41,7 @@ class Rotation:
     """
 
     def __init__(self, requests: Sequence[Any], order: Sequence[int], most: int | None = None) -> None:
-        self._order = order
+        self._order = np.array(order, np.int64)
         self._left = most
         self._at = 0
         # Twice, so that what is taken together is one slice.
@@ -63,6 +63,11 @@ class Rotation:
     def answered(self, answers: Sequence[Answer]) -> None:
         """See ``Source``."""
 
-    def choices(self, count: int) -> npt.NDArray[np.int64]:
+    def choices(self, first: int, count: int) -> npt.NDArray[np.int64]:
         """See ``Source``."""
-        return np.resize(np.array(self._order, np.int64), count)
+        return in_turn(self._order, first, count)
+
+
+def in_turn(order: npt.NDArray[np.int64], first: int, count: int) -> npt.NDArray[np.int64]:
+    """So many of what comes in an order over and over, from a place on."""
+    return order[np.arange(first, first + count) % len(order)]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import Any, Final
 
 from toutates.command.parser import Parser
 from toutates.system.errors import ConfigurationError
 
-__all__ = ["add_perf_analyzer_flags", "translate"]
+__all__ = ["add_perf_analyzer_flags", "as_written", "translate"]
 
+_FLAG: Final = re.compile(r"--[a-z-]+")
 #: Flags that have nothing to do here, with the number of their values.
 _IDLE: Final = {
     ("-a", "--async"): 0,
@@ -62,21 +64,59 @@ class _Refuse(argparse.Action):
         )
 
 
+class _Note(argparse.Action):
+    """Stores the value, and under which name the flag was written."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, values)
+        namespace.written = {**(getattr(namespace, "written", None) or {}), self.dest: option_string}
+
+
+def as_written(parsed: argparse.Namespace, error: ConfigurationError) -> ConfigurationError:
+    """An error that names flags as they were written, where that was by perf_analyzer's names.
+
+    Args:
+        parsed: what ``translate`` was given.
+        error: with our names.
+    """
+    said: dict[str, tuple[str, str]] = getattr(parsed, "said", {})
+
+    def renamed(text: str) -> str:
+        return _FLAG.sub(lambda match: said.get(match[0], (match[0],))[0], text)
+
+    flag, value = said.get(error.key, (error.key, error.value))
+    shown = error.value if error.value is None else value
+    return ConfigurationError(renamed(error.problem), key=flag, value=shown, remedy=renamed(error.remedy))
+
+
 def add_perf_analyzer_flags(parser: Parser) -> None:
     """Add the flags that ``toutates bench`` has by other names, has no need of, or refuses."""
     group = parser.add_argument_group("flags of perf_analyzer")
     add = group.add_argument
-    add("-u", dest="pa_url", metavar="URL", help="the server, instead of URL")
+    add("-u", dest="pa_url", action=_Note, metavar="URL", help="the server, instead of URL")
     add("-i", dest="pa_protocol", metavar="PROTOCOL", help="grpc or http (default: http, as perf_analyzer has it)")
-    add("--concurrency-range", dest="pa_concurrency", metavar="START[:END[:STEP]]", help="as --concurrency")
-    add("--request-rate-range", dest="pa_rate", metavar="START[:END[:STEP]]", help="as --rate, of constant arrivals")
-    add("--request-distribution", dest="pa_distribution", metavar="KIND", help="constant or poisson")
-    add("--request-intervals", dest="pa_intervals", metavar="FILE", help="as --arrivals trace:FILE")
+    add(
+        "--concurrency-range",
+        dest="pa_concurrency",
+        action=_Note,
+        metavar="START[:END[:STEP]]",
+        help="as --concurrency",
+    )
+    add(
+        "--request-rate-range",
+        dest="pa_rate",
+        action=_Note,
+        metavar="START[:END[:STEP]]",
+        help="as --rate, of constant arrivals",
+    )
+    add("--request-distribution", dest="pa_distribution", action=_Note, metavar="KIND", help="constant or poisson")
+    add("--request-intervals", dest="pa_intervals", action=_Note, metavar="FILE", help="as --arrivals trace:FILE")
     add(
         "-p",
         "--measurement-interval",
         type=float,
         dest="pa_interval",
+        action=_Note,
         metavar="MS",
         help="as --seconds, in milliseconds",
     )
@@ -93,9 +133,16 @@ def add_perf_analyzer_flags(parser: Parser) -> None:
     add("-z", "--zero-input", action="store_true", dest="pa_zero", help="as --data zero")
     add("--input-tensor-format", choices=("json", "binary"), dest="pa_inputs", help="of REST")
     add("--output-tensor-format", choices=("json", "binary"), dest="pa_outputs", help="of REST")
-    add("--num-of-sequences", type=int, dest="pa_sequences", metavar="N", help="as --concurrency, of sequences")
+    add(
+        "--num-of-sequences",
+        type=int,
+        dest="pa_sequences",
+        action=_Note,
+        metavar="N",
+        help="as --concurrency, of sequences",
+    )
     add("--start-sequence-id", type=int, default=1, metavar="N", help="of the first sequence (default: 1)")
-    add("-r", "--max-trials", type=int, dest="pa_trials", metavar="N", help="as --repeats")
+    add("-r", "--max-trials", type=int, dest="pa_trials", action=_Note, metavar="N", help="as --repeats")
     add("--random-seed", type=int, dest="pa_seed", metavar="N", help="as --seed")
     add("--service-kind", dest="pa_service", metavar="KIND", help="triton, or openai for embeddings")
     add("--endpoint", dest="pa_endpoint", metavar="PATH", help="of openai: v1/embeddings")
@@ -124,10 +171,11 @@ def translate(parsed: argparse.Namespace) -> None:
     Raises:
         ConfigurationError: one cannot be honoured, or says what another flag says.
     """
+    parsed.written, parsed.said = getattr(parsed, "written", None) or {}, {}
     # perf_analyzer's default is HTTP, on the port 8000.
     parsed.protocol = ""
     if parsed.pa_url is not None:
-        _put(parsed, "url", parsed.pa_url, "-u")
+        _put(parsed, "url", parsed.pa_url, "pa_url")
         parsed.protocol = "" if "://" in parsed.pa_url else "http"
     if parsed.pa_protocol is not None:
         protocol = {"grpc": "grpc", "http": "http", "https": "http", "rest": "http"}.get(parsed.pa_protocol.lower())
@@ -136,19 +184,21 @@ def translate(parsed: argparse.Namespace) -> None:
         parsed.protocol = protocol
     if parsed.url is None and parsed.pa_protocol is not None:
         parsed.url = "localhost"
-    _put(parsed, "concurrency", parsed.pa_concurrency, "--concurrency-range")
+    _put(parsed, "concurrency", parsed.pa_concurrency, "pa_concurrency")
     if parsed.pa_rate is not None:
-        _put(parsed, "rate", parsed.pa_rate, "--request-rate-range")
-        _put(parsed, "arrivals", parsed.pa_distribution or "constant", "--request-distribution")
+        _put(parsed, "rate", parsed.pa_rate, "pa_rate")
+        _put(parsed, "arrivals", parsed.pa_distribution or "constant", "pa_distribution")
     elif parsed.pa_distribution is not None:
-        _put(parsed, "arrivals", parsed.pa_distribution, "--request-distribution")
+        _put(parsed, "arrivals", parsed.pa_distribution, "pa_distribution")
     if parsed.pa_intervals is not None:
-        _put(parsed, "arrivals", f"trace:{parsed.pa_intervals}", "--request-intervals")
+        _put(parsed, "arrivals", f"trace:{parsed.pa_intervals}", "pa_intervals")
     if parsed.pa_interval is not None:
         if not 0 < parsed.pa_interval <= 86_400_000:
-            raise ConfigurationError("must be above 0", key="--measurement-interval", value=f"{parsed.pa_interval:g}")
-        _put(parsed, "seconds", parsed.pa_interval / 1e3, "--measurement-interval")
-    _put(parsed, "repeats", None if parsed.pa_trials is None else min(max(1, parsed.pa_trials), 10), "--max-trials")
+            raise ConfigurationError(
+                "must be above 0", key=parsed.written["pa_interval"], value=f"{parsed.pa_interval:g}"
+            )
+        _put(parsed, "seconds", parsed.pa_interval / 1e3, "pa_interval")
+    _put(parsed, "repeats", None if parsed.pa_trials is None else min(max(1, parsed.pa_trials), 10), "pa_trials")
     if parsed.pa_seed is not None:
         parsed.seed = max(1, parsed.pa_seed)
     if parsed.pa_zero:
@@ -158,7 +208,7 @@ def translate(parsed: argparse.Namespace) -> None:
     if parsed.pa_sequences is not None:
         if parsed.sequence_length is None:
             parsed.sequence_length = 20
-        _put(parsed, "concurrency", str(parsed.pa_sequences), "--num-of-sequences")
+        _put(parsed, "concurrency", str(parsed.pa_sequences), "pa_sequences")
     if parsed.shared_memory == "cuda":
         raise ConfigurationError(
             "is not offered", key="--shared-memory", value="cuda", remedy="use 'system'; the client has no GPU"
@@ -198,11 +248,15 @@ def _translate_threshold(parsed: argparse.Namespace) -> None:
         parsed.slo = [*parsed.slo, f"p{parsed.pa_percentile or 50}={parsed.pa_threshold:g}ms"]
 
 
-def _put(parsed: argparse.Namespace, name: str, value: Any, flag: str) -> None:
+def _put(parsed: argparse.Namespace, name: str, value: Any, dest: str) -> None:
+    """Write a value under our name, unless that has one. ``dest`` has what the flag of perf_analyzer said."""
     if value is None:
         return
+    own = "URL" if name == "url" else f"--{name}"
+    flag, shown = parsed.written.get(dest, own), getattr(parsed, dest)
     if getattr(parsed, name) is not None:
-        raise ConfigurationError(
-            f"says what {'URL' if name == 'url' else '--' + name} says", key=flag, remedy="say it once"
-        )
+        written, _ = parsed.said.get(own, (own, None))
+        raise ConfigurationError(f"says what {written} says", key=flag, remedy="say it once")
+    if shown is not None:
+        parsed.said[own] = flag, str(shown)
     setattr(parsed, name, value)

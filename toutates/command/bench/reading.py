@@ -17,7 +17,7 @@ from toutates.bench.load import Load
 from toutates.bench.measured import Condition, read_condition, read_target
 from toutates.bench.measuring import FIRST_ANSWER, NO_CHECK, Questions, Target
 from toutates.bench.sequences import Sequences
-from toutates.command.bench.perf_analyzer import translate
+from toutates.command.bench.perf_analyzer import as_written, translate
 from toutates.system.errors import ConfigurationError
 
 __all__ = ["Wanted", "read_flags"]
@@ -61,9 +61,16 @@ def read_flags(parsed: argparse.Namespace) -> Wanted:
     """Read the flags.
 
     Raises:
-        ConfigurationError: one cannot be used.
+        ConfigurationError: one cannot be used; it is named as it was written.
     """
     translate(parsed)
+    try:
+        return _wanted(parsed)
+    except ConfigurationError as error:
+        raise as_written(parsed, error) from error
+
+
+def _wanted(parsed: argparse.Namespace) -> Wanted:
     if parsed.url is None:
         raise ConfigurationError("the server's URL is missing", remedy="write 'toutates bench HOST:PORT --model NAME'")
     if parsed.api != "v2" and not parsed.protocol and "://" not in parsed.url:
