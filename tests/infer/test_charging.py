@@ -25,6 +25,9 @@ class Loader:
     def __init__(self) -> None:
         self.done: list[Any] = []
 
+    def is_loading(self, model: str) -> bool:
+        return False
+
     def failure_of(self, model: str) -> RequestError | None:
         return None
 

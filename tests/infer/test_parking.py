@@ -20,6 +20,9 @@ class KnownLoader:
         self.wanted: list[tuple[str, Done]] = []
         self.failures: dict[str, RequestError] = {}
 
+    def is_loading(self, model: str) -> bool:
+        return False
+
     def failure_of(self, model: str) -> RequestError | None:
         return self.failures.get(model)
 

@@ -24,6 +24,10 @@ class Loader(Protocol):
         """Why a model could not be loaded a short while ago; None if nothing is known against it."""
         ...
 
+    def is_loading(self, model: str) -> bool:
+        """Whether a model is being loaded, or waits to be."""
+        ...
+
     def want(self, model: str, done: Callable[[RequestError | None], None]) -> None:
         """Have a model loaded, once for all who want it.
 

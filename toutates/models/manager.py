@@ -19,13 +19,14 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 import trio
 
 from toutates.models.current_table import CurrentTable
 from toutates.models.load_counters import LoadCounters
-from toutates.models.repository import ModelFolder
-from toutates.models.running import LoadOptions, RunningVersions
+from toutates.models.repository import ModelFolder, VersionFolder
+from toutates.models.running import LoadOptions, Outcome, RunningVersions
 from toutates.models.table import ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry
 from toutates.models.traffic.rules import TrafficRules
 from toutates.models.turn import ModelTurn, all_at
@@ -33,6 +34,8 @@ from toutates.models.turn import ModelTurn, all_at
 __all__ = ["LoadOptions", "ModelManager"]
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 async def _nobody_to_wait_for() -> None:
@@ -130,14 +133,38 @@ class ModelManager:
         except BaseException:
             self._drop_turn(name, alone)
             raise
-        turn = ModelTurn(name, self._table, self._running, self.counters, self._note_findings)
+        turn = self._new_turn(name)
         try:
             yield turn
         finally:
-            if turn.retiring and not self._running.stopped.is_set():
-                self._nursery.start_soon(self._retire, name, alone, turn)
-            else:
-                self._end_turn(name, alone)
+            self.end_turn(turn)
+
+    def try_turn(self, name: str) -> ModelTurn | None:
+        """The same, until ``end_turn``, if nobody changes the model now, or waits to; else None."""
+        if not self.is_free(name):
+            return None
+        alone = self._turns[name] = trio.Semaphore(1)
+        alone.acquire_nowait()
+        return self._new_turn(name)
+
+    def end_turn(self, turn: ModelTurn) -> None:
+        """Let others change the model, once the versions have ended that the turn retires."""
+        alone = self._turns[turn.name]
+        if turn.retiring and not self._running.stopped.is_set():
+            self._nursery.start_soon(self._retire, turn.name, alone, turn)
+        else:
+            self._end_turn(turn.name, alone)
+
+    def _new_turn(self, name: str) -> ModelTurn:
+        return ModelTurn(name, self._table, self._running, self.counters, self._note_findings)
+
+    def begin_in_loader(self, work: Callable[[], T], name: str, on_done: Callable[[T], None]) -> bool:
+        """Have work done in a thread that loads versions; see ``RunningVersions.begin``."""
+        return self._running.begin(work, name, on_done)
+
+    def try_to_load(self, model: str, version: VersionFolder) -> Outcome:
+        """Load a version, in such a thread. Its outcome is for ``ModelTurn.enter``."""
+        return self._running.try_to_load(model, version, overridden=False)
 
     # --- models that come and go with requests -----------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 import trio
 
@@ -32,9 +32,11 @@ from toutates.system.errors import ToutatesError
 from toutates.system.placement import Placement, Turns
 from toutates.system.shared_threads import SharedThreads, name_this_thread
 
-__all__ = ["LoadOptions", "RunningVersions", "identity_of"]
+__all__ = ["LoadOptions", "Outcome", "RunningVersions", "identity_of"]
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: How long after models have left for others their memory is given back to the system, seconds. Those that come take
 #: most of it before.
@@ -70,8 +72,13 @@ class LoadOptions:
 
 
 @dataclass(slots=True)
-class _Outcome:
-    """What has become of the load of a version, and how long it took."""
+class Outcome:
+    """What has become of the load of a version, and how long it took.
+
+    Attributes:
+        result: the version, or why it cannot be served.
+        taken_ns: nanoseconds.
+    """
 
     result: ServedVersion | Exception
     taken_ns: int
@@ -169,17 +176,17 @@ class RunningVersions:
 
         async def load_some() -> None:
             while waiting:
-                outcomes: list[tuple[str, VersionFolder, _Outcome]] = []
+                outcomes: list[tuple[str, VersionFolder, Outcome]] = []
                 self._under_way += 1
                 try:
                     async with self._loading:
                         await self._loaders.run(partial(self._try_some, waiting, outcomes), _LOADER_NAME)
                 except Exception as error:  # the system has no thread left
                     if waiting:
-                        outcomes.append((*waiting.popleft(), _Outcome(error, 0)))
+                        outcomes.append((*waiting.popleft(), Outcome(error, 0)))
                 finally:
                     for model, version, outcome in outcomes:
-                        on_version(model, self._enter(model, version, outcome, overridden=False))
+                        on_version(model, self.enter(model, version, outcome, overridden=False))
                     outcomes.clear()
                     self._under_way -= 1
                     self._end_threads()
@@ -289,19 +296,50 @@ class RunningVersions:
             async with self._loading:
                 try:
                     outcome = await self._loaders.run(
-                        partial(self._try, model, version, overridden=overridden), f"ort {model}"
+                        partial(self.try_to_load, model, version, overridden=overridden), f"ort {model}"
                     )
                 except Exception as error:  # the system has no thread left
-                    outcome = _Outcome(error, 0)
-            return self._enter(model, version, outcome, overridden=overridden)
+                    outcome = Outcome(error, 0)
+            return self.enter(model, version, outcome, overridden=overridden)
         finally:
             self._under_way -= 1
             self._end_threads()
 
+    def begin(self, work: Callable[[], T], name: str, on_done: Callable[[T], None]) -> bool:
+        """Have work done in a thread that loads versions, without waiting for it, unless all of them have something.
+
+        Args:
+            work: to be done. It raises nothing.
+            name: of the thread meanwhile.
+            on_done: called with its result, in this thread. It raises nothing.
+
+        Returns:
+            Whether it is done.
+        """
+        whose = object()
+        try:
+            self._loading.acquire_on_behalf_of_nowait(whose)
+        except trio.WouldBlock:
+            return False
+
+        def done(result: T) -> None:
+            self._loading.release_on_behalf_of(whose)
+            on_done(result)
+            self._under_way -= 1
+            self._end_threads()
+
+        try:
+            self._loaders.begin(work, name, done)
+        except Exception:  # the system has no thread left
+            self._loading.release_on_behalf_of(whose)
+            return False
+        self._under_way += 1
+        return True
+
     # --- in a thread -------------------------------------------------------------------------------------------------
 
     def _try_some(
-        self, waiting: deque[tuple[str, VersionFolder]], outcomes: list[tuple[str, VersionFolder, _Outcome]]
+        self, waiting: deque[tuple[str, VersionFolder]], outcomes: list[tuple[str, VersionFolder, Outcome]]
     ) -> None:
         """Load versions of those that wait, one after the other."""
         until_ns = time.monotonic_ns() + SHARE_NS
@@ -311,12 +349,15 @@ class RunningVersions:
             except IndexError:
                 return
             name_this_thread(f"ort {model}")
-            outcomes.append((model, version, self._try(model, version, overridden=False)))
+            outcomes.append((model, version, self.try_to_load(model, version, overridden=False)))
             if time.monotonic_ns() >= until_ns:
                 return
 
-    def _try(self, model: str, version: VersionFolder, *, overridden: bool) -> _Outcome:
-        """Load a version. The threads of ONNX Runtime's pools inherit the name of the calling one."""
+    def try_to_load(self, model: str, version: VersionFolder, *, overridden: bool) -> Outcome:
+        """Load a version, in a thread of ``begin``; call ``enter`` then.
+
+        The threads of ONNX Runtime's pools inherit the name of the calling one.
+        """
         options = self._options
         began_ns = time.monotonic_ns()
         try:
@@ -332,11 +373,11 @@ class RunningVersions:
             )
         except Exception as error:
             result = error
-        return _Outcome(result, time.monotonic_ns() - began_ns)
+        return Outcome(result, time.monotonic_ns() - began_ns)
 
     # --- in the manager's --------------------------------------------------------------------------------------------
 
-    def _enter(self, model: str, version: VersionFolder, outcome: _Outcome, *, overridden: bool) -> VersionEntry:
+    def enter(self, model: str, version: VersionFolder, outcome: Outcome, *, overridden: bool) -> VersionEntry:
         """Start the executors of a version that was loaded; returns its entry."""
         self._counters.load_ns += outcome.taken_ns
         served = outcome.result

@@ -9,7 +9,7 @@ from dataclasses import replace
 from toutates.models.current_table import CurrentTable, latest
 from toutates.models.load_counters import LoadCounters
 from toutates.models.repository import ModelFolder
-from toutates.models.running import RunningVersions, identity_of
+from toutates.models.running import Outcome, RunningVersions, identity_of
 from toutates.models.table import UNLOADED, ModelEntry, ModelState, ServedVersion, VersionEntry
 from toutates.system.errors import ModelLoadError, NotPolled, PartlyLoaded
 
@@ -22,6 +22,7 @@ class ModelTurn:
     """The right to change one model; see ``ModelManager.turn``.
 
     Attributes:
+        name: of the model.
         retiring: versions that have left the table, and are to end after the turn.
         on_ended: to be called when these have ended.
     """
@@ -36,7 +37,7 @@ class ModelTurn:
     ) -> None:
         self.retiring: list[ServedVersion] = []
         self.on_ended: Callable[[], None] = lambda: None
-        self._name = name
+        self.name = name
         self._table = table
         self._running = running
         self._counters = counters
@@ -58,10 +59,7 @@ class ModelTurn:
             NotPolled: likewise, before any version was tried.
             PartlyLoaded: likewise, where the other versions are served now.
         """
-        self._note_findings(folder)
-        before = self._table.get(self._name) or ModelEntry(self._name)
-        if folder.problem:
-            self._refuse(folder, before)
+        before = self._look_at(folder)
         identities = {version.number: identity_of(version, overridden) for version in folder.versions}
         kept = {
             number: replace(before.versions[number], reason="")
@@ -74,10 +72,44 @@ class ModelTurn:
             self._table.enter(replace(_after(before, loading | _served(before)), retried=before.fails))
         loaded: dict[int, VersionEntry] = {}
         try:
-            loaded = await self._running.load(self._name, new, overridden=overridden)
+            loaded = await self._running.load(self.name, new, overridden=overridden)
         finally:
             if len(loaded) < len(new):  # cancelled, or a bug of ours
                 self._table.enter(before)
+        self._serve(before, kept, loaded, all_or_none=all_or_none)
+
+    def enter(self, folder: ModelFolder, outcome: Outcome) -> None:
+        """Serve the model as ``folder`` has it, with the one version that was loaded already.
+
+        Args:
+            folder: with this version alone, or with a problem.
+            outcome: of its load.
+
+        Raises:
+            ModelLoadError, NotPolled, PartlyLoaded: as ``load``, if some of it may be served without the rest.
+        """
+        before = self._look_at(folder)
+        [version] = folder.versions
+        loaded = {version.number: self._running.enter(self.name, version, outcome, overridden=False)}
+        self._serve(before, {}, loaded, all_or_none=False)
+
+    def _look_at(self, folder: ModelFolder) -> ModelEntry:
+        """Tell what was found in the folder; returns what is known of the model by now."""
+        self._note_findings(folder)
+        before = self._table.get(self.name) or ModelEntry(self.name)
+        if folder.problem:
+            self._refuse(folder, before)
+        return before
+
+    def _serve(
+        self,
+        before: ModelEntry,
+        kept: Mapping[int, VersionEntry],
+        loaded: Mapping[int, VersionEntry],
+        *,
+        all_or_none: bool,
+    ) -> None:
+        """Serve what was loaded, and say what could not be."""
         failed = {number: entry for number, entry in loaded.items() if entry.served is None}
         # What others are missing for, or do not fit, is in the table even so: it is served once they are there.
         unbound = {number: self._unbound(entry) for number, entry in loaded.items() if self._problem_of(entry)}
@@ -103,16 +135,16 @@ class ModelTurn:
 
     def _unbound(self, entry: VersionEntry) -> VersionEntry:
         reason = self._problem_of(entry)
-        fields = {"model": self._name, "version": entry.number, "reason": reason}
+        fields = {"model": self.name, "version": entry.number, "reason": reason}
         logger.warning("model '%s' version %d cannot answer: %s", *fields.values(), extra=fields)
         return VersionEntry(entry.number, ModelState.UNAVAILABLE, f"Invalid argument: {reason}")
 
     def _refuse(self, folder: ModelFolder, before: ModelEntry) -> None:
         """Nothing of the model is known by its number: it has a problem as a whole."""
-        self._table.enter(before if before.served() else ModelEntry(self._name, problem=folder.problem))
+        self._table.enter(before if before.served() else ModelEntry(self.name, problem=folder.problem))
         if folder.has_no_version:
             raise ModelLoadError(
-                f"at least one version must be available under the version policy of model '{self._name}': "
+                f"at least one version must be available under the version policy of model '{self.name}': "
                 f"{folder.problem}"
             )
         raise NotPolled(folder.problem)
@@ -148,7 +180,7 @@ class ModelTurn:
         Args:
             forget: whether it is in no repository any more, so that the table is not to list it as unloaded.
         """
-        before = self._table.get(self._name)
+        before = self._table.get(self.name)
         if before is None:
             return
         gone = before.served()
@@ -162,10 +194,10 @@ class ModelTurn:
             self._end_unloading(forget)
 
     def _end_unloading(self, forget: bool) -> None:
-        model = self._table.get(self._name)
+        model = self._table.get(self.name)
         assert model is not None
         if forget:
-            self._table.remove(self._name)
+            self._table.remove(self.name)
         else:
             self._table.enter(all_at(model, ModelState.UNAVAILABLE, UNLOADED))
 

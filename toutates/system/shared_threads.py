@@ -88,6 +88,34 @@ class SharedThreads:
         finally:
             del job
 
+    def begin(self, work: Callable[[], T], name: str, on_done: Callable[[T], object]) -> None:
+        """Have ``work`` done in a thread, without waiting for it.
+
+        Args:
+            work: to be done. It raises nothing.
+            name: of the thread meanwhile.
+            on_done: called with its result, in the Trio thread. It raises nothing.
+
+        Raises:
+            RuntimeError: the system has no thread left.
+        """
+        token = trio.lowlevel.current_trio_token()
+        inbox = self._idle.pop() if self._idle else self._start()
+
+        def end() -> None:
+            self._idle.append(inbox)
+            on_done(results.pop())
+
+        def tell() -> None:
+            try:
+                token.run_sync_soon(end)
+            except trio.RunFinishedError:
+                pass
+
+        job = _Job(name, work, tell)
+        results = job.results
+        inbox.put(job)  # type: ignore[arg-type]  # a job of T is one of object
+
     def _start(self) -> SimpleQueue[_Job[object] | None]:
         assert len(self._threads) < self._count
         inbox: SimpleQueue[_Job[object] | None] = SimpleQueue()

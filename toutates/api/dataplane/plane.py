@@ -243,7 +243,8 @@ class DataPlane:
         names = await self._control.names()
         if self._loader is not None:
             # Of any number of models: beside this thread, which loads others meanwhile.
-            return await trio.to_thread.run_sync(repository_index, self.get_table(), request, names, NOT_LOADED)
+            shown = (names, NOT_LOADED, self._loader.is_loading)
+            return await trio.to_thread.run_sync(repository_index, self.get_table(), request, *shown)
         if self.has_many:
             return await trio.to_thread.run_sync(repository_index, self.get_table(), request, names)
         return repository_index(self.get_table(), request, names)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from toutates.models.table import UNLOADED, ModelEntry, ModelState, ModelTable, VersionEntry
 from toutates.protocol.grpc_service_pb2 import RepositoryIndexRequest, RepositoryIndexResponse
@@ -14,7 +14,11 @@ ModelIndex = RepositoryIndexResponse.ModelIndex
 
 
 def repository_index(
-    table: ModelTable, request: RepositoryIndexRequest, names: Iterable[str] = (), not_loaded: str = ""
+    table: ModelTable,
+    request: RepositoryIndexRequest,
+    names: Iterable[str] = (),
+    not_loaded: str = "",
+    is_loading: Callable[[str], bool] = lambda name: False,
 ) -> RepositoryIndexResponse:
     """Answer RepositoryIndex. With ``ready`` only versions that can answer are listed.
 
@@ -23,6 +27,7 @@ def repository_index(
         request: the request.
         names: names of models in the repositories. Models that were never loaded have no version and no state.
         not_loaded: why these are UNAVAILABLE, where they are loaded on demand; "" where they are not.
+        is_loading: whether one of them is being loaded now, or waits for that.
 
     Raises:
         Unsupported: the request names a repository; repositories have no names.
@@ -35,6 +40,9 @@ def repository_index(
         models.setdefault(name, ModelEntry(name))
     for _, model in sorted(models.items()):
         if not model.versions and not model.problem and not request.ready:
+            if is_loading(model.name):
+                entries.append(ModelIndex(name=model.name, state=ModelState.LOADING.value))
+                continue
             state = ModelState.UNAVAILABLE.value if not_loaded else ""
             entries.append(ModelIndex(name=model.name, state=state, reason=not_loaded))
         if model.problem and not request.ready:

@@ -18,7 +18,8 @@ All methods are for the thread of the manager; whatever blocks is done in others
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
@@ -28,6 +29,7 @@ import trio
 from toutates.models.config.triton_configuration import TritonConfiguration
 from toutates.models.manager import ModelManager
 from toutates.models.repository import ModelFolder
+from toutates.models.running import Outcome
 from toutates.models.turn import ModelTurn
 from toutates.repositories.control.first_look import Late
 from toutates.repositories.control.load_request import failed, override_of
@@ -47,6 +49,7 @@ from toutates.system.errors import (
     ToutatesError,
     UnknownModel,
 )
+from toutates.system.placement import running_on
 
 __all__ = ["MAX_SETTLE_S", "Demand", "ModelControl"]
 
@@ -84,6 +87,8 @@ class Demand(Protocol):
 
 #: Waits until there is room in memory for a model whose files are here. It may raise RequestError.
 MakeRoom = Callable[[ModelFolder], Awaitable[None]]
+#: Does the rest of a load, once it may.
+Rest = Callable[[MakeRoom], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -104,6 +109,15 @@ class _Known:
     override: tuple[TritonConfiguration, tuple[str, str]] | None = None
     uploaded: bool = False
     asked_for: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Looked:
+    """A model that a thread has looked at, and may have loaded."""
+
+    found: Found
+    fetched: ModelFolder
+    outcome: Outcome | None
 
 
 class ModelControl:
@@ -499,15 +513,98 @@ class ModelControl:
             entry = self._manager.entry(name)
             if entry is not None and not entry.may_be_loaded:
                 return
-            known = self._known.setdefault(name, _Known())
-            try:
+            with self._knowing(name) as known:
                 found, fetched = await in_thread(self._cpus, partial(_look_and_fetch, repository, name, folder, look))
                 known.tried = found.identity
                 await self._load_fetched(turn, repository, fetched, known, all_or_none=False, make_room=make_room)
-            except BaseException:
-                if known.held is None:
-                    self._known.pop(name, None)
-                raise
+
+    def begin_on_demand(
+        self,
+        name: str,
+        repository: Repository,
+        fits: Callable[[ModelFolder], bool],
+        on_done: Callable[[Rest | None, Exception | None], None],
+    ) -> bool:
+        """Load a model that is small because a request needs it, without a task, and one change of threads each way.
+
+        Args:
+            name: of the model.
+            repository: that has it, where it is to be looked at.
+            fits: called with the model's files at hand, in the thread that is to load it: whether it may be loaded now.
+            on_done: called in this thread: with None and None for a model that is served; with an error of
+                ``load_on_demand``; or with what has to be awaited for the rest, where the model is not that simple.
+
+        Returns:
+            Whether it has begun; if not, ``on_done`` is not called.
+        """
+        entry = self._manager.entry(name)
+        if entry is not None and not entry.may_be_loaded:
+            return False
+        turn = self._manager.try_turn(name)
+        if turn is None:
+            return False
+
+        def load() -> _Looked | Exception:
+            try:
+                with running_on(self._cpus, self._cpus):
+                    found, fetched = _look_and_fetch(repository, name, None, lambda fetched: None)
+                    is_simple = fits(fetched) and len(fetched.versions) == 1 and not fetched.problem
+                    outcome = self._manager.try_to_load(name, fetched.versions[0]) if is_simple else None
+                    return _Looked(found, fetched, outcome)
+            except Exception as error:
+                return error
+            except BaseException as error:  # the code of a model may raise any
+                return RuntimeError(f"{type(error).__name__}: {error}")
+
+        def done(looked: _Looked | Exception) -> None:
+            if isinstance(looked, Exception):
+                self._manager.end_turn(turn)
+                on_done(None, looked)
+            elif looked.outcome is None:
+                on_done(partial(self._load_rest, turn, looked), None)
+            else:
+                error = self._enter_loaded(turn, looked, looked.outcome)
+                self._manager.end_turn(turn)
+                on_done(None, error)
+
+        if self._manager.begin_in_loader(load, f"ort {name}", done):
+            return True
+        self._manager.end_turn(turn)
+        return False
+
+    def _enter_loaded(self, turn: ModelTurn, looked: _Looked, outcome: Outcome) -> Exception | None:
+        """Serve a model that was loaded; returns why it cannot be, or not all of it."""
+        try:
+            with self._knowing(turn.name) as known:
+                known.tried = looked.found.identity
+                with self._keeping(looked.found.repository, looked.fetched, known):
+                    turn.enter(looked.fetched, outcome)
+        except Exception as error:
+            return error
+        return None
+
+    async def _load_rest(self, turn: ModelTurn, looked: _Looked, make_room: MakeRoom) -> None:
+        """Load a model that was looked at; see ``load_on_demand``."""
+        try:
+            with self._knowing(turn.name) as known:
+                known.tried = looked.found.identity
+                repository = looked.found.repository
+                await self._load_fetched(
+                    turn, repository, looked.fetched, known, all_or_none=False, make_room=make_room
+                )
+        finally:
+            self._manager.end_turn(turn)
+
+    @contextmanager
+    def _knowing(self, name: str) -> Iterator[_Known]:
+        """What is known of a model, while it is loaded on demand; forgotten, if it fails and no files are kept."""
+        known = self._known.setdefault(name, _Known())
+        try:
+            yield known
+        except BaseException:
+            if known.held is None:
+                self._known.pop(name, None)
+            raise
 
     def forget(self, name: str) -> None:
         """A model has left memory: its files are not in use any more."""
@@ -554,11 +651,17 @@ class ModelControl:
         make_room: MakeRoom | None = None,
     ) -> None:
         """The same of a model that was fetched."""
-        is_served = False
-        try:
+        with self._keeping(repository, folder, known):
             if make_room is not None and not folder.problem:
                 await make_room(folder)
             await turn.load(folder, overridden=overridden, all_or_none=all_or_none)
+
+    @contextmanager
+    def _keeping(self, repository: Repository, folder: ModelFolder, known: _Known) -> Iterator[None]:
+        """A block that serves a fetched model: if any of it is, its files are kept, and those from before released."""
+        is_served = False
+        try:
+            yield
             is_served = True
         except PartlyLoaded:
             is_served = True

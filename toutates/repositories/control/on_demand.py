@@ -7,6 +7,9 @@ its worker (``infer.parking``); here, on the main thread, the model is loaded on
              (--model-load-thread-count at a time)        │
                                                           └── others leave, see ``models.residency``
 
+Small models, for which there is room anyway, take the short way: a thread that loads models looks at the files and
+loads them in one go, and no task waits for it. It was given a part of the room before. All others go on in a task.
+
 A model that cannot be loaded is not tried again for FAILURE_S, whatever asks for it: its error is remembered, and
 answers at once. What is remembered of names is bounded, and of names that are in no repository there is nothing.
 """
@@ -14,10 +17,9 @@ answers at once. What is remembered of names is bounded, and of names that are i
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -30,7 +32,7 @@ from toutates.models.memory_size import VERSION_BYTES, files_size
 from toutates.models.repository import ModelFolder
 from toutates.models.residency import Residency, Resident
 from toutates.models.table import ServedVersion
-from toutates.repositories.control.model_control import ModelControl
+from toutates.repositories.control.model_control import MakeRoom, ModelControl, Rest
 from toutates.repositories.control.threads import in_thread
 from toutates.repositories.interface import Repository
 from toutates.repositories.opening import refuse_double
@@ -64,6 +66,8 @@ LOOK_S: Final = 0.02
 MANY: Final = 256
 FREE_SHARE: Final = 64
 AHEAD_AT_ONCE: Final = 4
+#: What the first model may take that is loaded without a task. Bytes.
+SMALL_BYTES: Final = 1024 * 1024
 #: Models that leave at once, at most, so that the manager's thread has others to do soon.
 MOST_AT_ONCE: Final = 256
 
@@ -131,7 +135,12 @@ class OnDemand:
         self._index: Mapping[str, tuple[Repository, ModelFolder | None]] = {}
         self._unread: dict[str, str] = {}
         self._wanted: dict[str, _Wanted] = {}
-        self._queue, self._next = trio.open_memory_channel[str](math.inf)
+        self._queue: deque[str] = deque()
+        #: models that are being loaded, and those of them that no task waits for
+        self._under_way = 0
+        self._without_task = 0
+        #: while it runs
+        self._nursery: trio.Nursery | None = None
         self._failures: OrderedDict[str, _Failure] = OrderedDict()
         #: models that somebody has unloaded by request
         self._unloaded: set[str] = set()
@@ -240,15 +249,20 @@ class OnDemand:
         """Load what is wanted, look at the index again and again, until cancelled."""
         try:
             async with trio.open_nursery() as nursery:
-                for _ in range(self._parallel):
-                    nursery.start_soon(self._load_for_ever)
+                self._nursery = nursery
                 nursery.start_soon(self._look_for_ever)
                 nursery.start_soon(self._forget_for_ever)
+                self._begin_next()
         finally:
+            self._nursery = None
             wanted, self._wanted = self._wanted, {}
             for one in wanted.values():
                 for done in one.done:
                     done(Unavailable("Server exiting"))
+            # ONNX Runtime cannot be stopped, and must not be at work when the process ends.
+            with trio.CancelScope(shield=True):
+                while self._without_task:
+                    await self._freed.wait()
 
     async def _look_for_ever(self) -> None:
         while True:
@@ -283,19 +297,37 @@ class OnDemand:
             done(None)
             return
         self._wanted[model] = _Wanted(time.monotonic_ns(), [done])
-        self._queue.send_nowait(model)
+        self._queue.append(model)
+        self._begin_next()
 
-    async def _load_for_ever(self) -> None:
-        async for model in self._next:
-            error: RequestError | None = None
-            try:
-                await self._bring(model, ())
-            except RequestError as problem:
-                error = problem
-            except Exception:
-                logger.exception("model '%s' could not be loaded", model)
-                error = ExecutionFailed(f"model '{model}' cannot be loaded: internal error")
-            wanted = self._wanted.pop(model)
+    def is_loading(self, model: str) -> bool:
+        """See ``Loader``."""
+        return model in self._wanted
+
+    def _begin_next(self) -> None:
+        """Begin with what waits, as far as it may."""
+        while self._nursery is not None and self._queue and self._under_way < self._parallel:
+            model = self._queue.popleft()
+            self._under_way += 1
+            if not self._begin_without_task(model):
+                self._nursery.start_soon(self._load, model, partial(self._bring, model, ()))
+
+    async def _load(self, model: str, bring: Callable[[], Awaitable[None]]) -> None:
+        """Load a model, or do the rest of that."""
+        error: RequestError | None = None
+        try:
+            await bring()
+        except RequestError as problem:
+            error = problem
+        except Exception as bug:
+            error = _of_ours(model, bug)
+        self._end(model, error)
+
+    def _end(self, model: str, error: RequestError | None) -> None:
+        """A model is loaded, or cannot be."""
+        self._under_way -= 1
+        wanted = self._wanted.pop(model, None)
+        if wanted is not None:  # else the server exits
             if error is None:
                 self.counters.loads += 1
                 self.counters.load_ns += time.monotonic_ns() - wanted.since_ns
@@ -303,7 +335,83 @@ class OnDemand:
                 self._note_failure(model, error)
             for done in wanted.done:
                 done(error)
-            self._make_room_ahead()
+        self._begin_next()
+        self._make_room_ahead()
+
+    # --- without a task ----------------------------------------------------------------------------------------------
+
+    def _begin_without_task(self, model: str) -> bool:
+        """Have a thread look at a model's files and load it, if there is room; returns whether it does."""
+        where = self._index.get(model)
+        if where is None or where[1] is not None:
+            return False
+        room = self._room_for_one()
+        if room is not None and room < VERSION_BYTES:
+            return False
+        size = 0
+
+        def fits(folder: ModelFolder) -> bool:
+            nonlocal size
+            if room is None:
+                return True
+            size = _expected_size(folder)
+            return size <= room
+
+        def done(rest: Rest | None, error: Exception | None) -> None:
+            self._without_task -= 1
+            self._residency.coming -= room or 0
+            self._tell_of_room()
+            self._go_on(model, size, rest, error)
+
+        if not self._control.begin_on_demand(model, where[0], fits, done):
+            return False
+        self._without_task += 1
+        self._residency.coming += room or 0
+        return True
+
+    def _room_for_one(self) -> int | None:
+        """What a model may take for which nothing has to leave: bytes, not much more than others take. None for any."""
+        residency = self._residency
+        if residency.budget is None:
+            return None
+        typical = 2 * residency.used // len(residency) if len(residency) else SMALL_BYTES
+        return min(typical, -residency.lacking())
+
+    def _go_on(self, model: str, size: int, rest: Rest | None, error: Exception | None) -> None:
+        """A thread has looked at a model, and may have loaded it. Raises nothing."""
+        nursery = self._nursery
+        refusal: RequestError | None = None
+        try:
+            if rest is not None:
+                if nursery is not None:
+                    nursery.start_soon(self._load, model, partial(self._bring_rest, model, size, rest))
+                return
+            missing = self._note_loaded(model, error)
+            if missing or self._manager.members(model):
+                if nursery is not None:
+                    nursery.start_soon(self._load, model, partial(self._bring_members, model, missing, ()))
+                return
+        except RequestError as problem:
+            refusal = problem
+        except Exception as bug:
+            refusal = _of_ours(model, bug)
+        self._end(model, refusal)
+
+    async def _bring_rest(self, model: str, size: int, rest: Rest) -> None:
+        """Load a model that a thread has looked at.
+
+        Args:
+            model: its name.
+            size: bytes that it takes, by its files.
+            rest: loads it.
+
+        Raises:
+            RequestError: it cannot be loaded.
+        """
+        missing = await self._bring_alone(model, rest, lambda: size)
+        await self._bring_members(model, missing, ())
+
+    # --- in a task ---------------------------------------------------------------------------------------------------
 
     async def _bring(self, model: str, way: tuple[str, ...]) -> None:
         """Load a model, and what it is made of.
@@ -318,34 +426,83 @@ class OnDemand:
         where = self._index.get(model)
         if where is None:
             raise UnknownModel(f"Request for unknown model: '{model}' is not found")
-        size = coming = 0
+        size = 0
 
         def look(folder: ModelFolder) -> None:
             nonlocal size
             if self._residency.budget is not None:
                 size = _expected_size(folder)
 
+        async def load(make_room: MakeRoom) -> None:
+            await self._control.load_on_demand(model, *where, make_room, look)
+
+        missing = await self._bring_alone(model, load, lambda: size)
+        await self._bring_members(model, missing, way)
+
+    async def _bring_alone(self, model: str, load: Rest, size_of: Callable[[], int]) -> tuple[str, ...]:
+        """Load a model, without what it is made of.
+
+        Args:
+            model: its name.
+            load: does it.
+            size_of: returns how much memory it takes, by its files, once these are known.
+
+        Returns:
+            Names of models that it is made of, and that are missing.
+
+        Raises:
+            RequestError: it cannot be loaded.
+        """
+        coming = 0
+
         async def make_room(folder: ModelFolder) -> None:
             nonlocal coming
-            await self._make_room(model, size)
-            coming = size
+            await self._make_room(model, size_of())
+            coming = size_of()
 
-        missing: tuple[str, ...] = ()
+        problem: Exception | None = None
         try:
-            await self._control.load_on_demand(model, *where, make_room, look)
-        except ModelLoadError as error:
+            await load(make_room)
+        except ToutatesError as error:
+            problem = error
+        finally:
+            self._residency.coming -= coming
+        return self._note_loaded(model, problem)
+
+    def _note_loaded(self, model: str, error: Exception | None) -> tuple[str, ...]:
+        """Note that a model was loaded, as far as it could be.
+
+        Returns:
+            Names of models that it is made of, and that are missing.
+
+        Raises:
+            RequestError: it cannot be served.
+        """
+        missing: tuple[str, ...] = ()
+        if isinstance(error, ModelLoadError):
             entry = self._manager.entry(model)
             if entry is None or not entry.served():
                 raise ModelNotReady(f"model '{model}' cannot be loaded: {_one_line(error)}") from None
             missing = error.missing  # and what is served is served
-        except RequestError:
-            raise
-        except ToutatesError as error:  # its repository cannot be read
+        elif isinstance(error, ToutatesError) and not isinstance(error, RequestError):  # its repository cannot be read
             raise ModelNotReady(f"model '{model}' cannot be loaded: {_one_line(error)}") from None
-        finally:
-            self._residency.coming -= coming
+        elif error is not None:
+            raise error
         self._enter(model)
         self._see_that_it_fits(model)
+        return missing
+
+    async def _bring_members(self, model: str, missing: Sequence[str], way: tuple[str, ...]) -> None:
+        """Load what a model is made of.
+
+        Args:
+            model: its name.
+            missing: what it cannot be served without.
+            way: names of those that are made of it, which are being loaded.
+
+        Raises:
+            RequestError: it cannot be served.
+        """
         for member in missing:
             if member not in (*way, model):
                 await self._bring_member(model, member, (*way, model))
@@ -508,13 +665,17 @@ class OnDemand:
 
         def ended() -> None:
             self._residency.leaving -= size
-            freed, self._freed = self._freed, trio.Event()
-            freed.set()
+            self._tell_of_room()
 
         self._manager.evict(free, ended)
         for name in free:
             self._control.forget(name)
         return True
+
+    def _tell_of_room(self) -> None:
+        """Models have left, or less is coming than was thought."""
+        freed, self._freed = self._freed, trio.Event()
+        freed.set()
 
 
 class _TooLarge(Overloaded):
@@ -524,6 +685,12 @@ class _TooLarge(Overloaded):
 def _expected_size(folder: ModelFolder) -> int:
     """What a model will take at least, bytes, by its files. Blocks."""
     return sum(files_size(version) + VERSION_BYTES for version in folder.versions)
+
+
+def _of_ours(model: str, bug: Exception) -> RequestError:
+    """The error of a load that failed by a mistake of this server."""
+    logger.error("model '%s' could not be loaded", model, exc_info=bug)
+    return ExecutionFailed(f"model '{model}' cannot be loaded: internal error")
 
 
 def _one_line(error: Exception) -> str:
