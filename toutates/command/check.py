@@ -11,12 +11,11 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 import onnxruntime
 
 from toutates.backends.onnx.inspection import ALL_DEVICES
-from toutates.backends.onnx.provider_names import CPU, CUDA, Provider
+from toutates.backends.onnx.provider_names import CUDA, ON_CPU, Provider
 from toutates.backends.onnx.providers import choose_providers
 from toutates.backends.onnx.session import SessionOptions, provider_problem
 from toutates.models.config.misplaced import loose_graphs
@@ -35,8 +34,6 @@ from toutates.system.memory import available_memory
 from toutates.system.text import one_line
 
 __all__ = ["Report", "check", "check_repository"]
-
-_CPU: Final[Provider] = (CPU, {})
 
 
 @dataclass(slots=True)
@@ -87,7 +84,7 @@ def check_repository(
     root: Path | RemoteSpecification,
     custom_op_libraries: Sequence[Path] = (),
     *,
-    providers: Sequence[Provider] = (_CPU,),
+    providers: Sequence[Provider] = (ON_CPU,),
     device_problem: Callable[[Sequence[Provider]], str] = lambda providers: "",
     has_gpu_build: bool = False,
     memory: Callable[[], int] = available_memory,
@@ -119,7 +116,7 @@ def check_repository(
     def remembered_problem(wanted: Sequence[Provider]) -> str:
         key = repr(wanted)
         if key not in remembered:
-            remembered[key] = "" if tuple(wanted) == (_CPU,) else device_problem(wanted)
+            remembered[key] = "" if tuple(wanted) == (ON_CPU,) else device_problem(wanted)
         return remembered[key]
 
     kinds = kinds_of_models(server, device_problem=remembered_problem, allow_pickle=allow_pickle)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.immutable import mutable_parts
 from toutates.backends.onnx.executor_sessions import executor_session_options
 from toutates.backends.onnx.session import SessionOptions
 from toutates.models.config.pbtxt import parse_pbtxt
@@ -201,6 +202,15 @@ def test_accelerators_are_providers_where_there_is_a_gpu() -> None:
         CPU,
     )
     assert providers(ACCELERATED, CPU) == (CPU,)
+
+
+def test_what_models_share_cannot_be_changed_in_place() -> None:
+    warmup = 'model_warmup { name: "w" inputs { key: "x" value { data_type: TYPE_FP32 dims: 4 zero_data: true } } }'
+    found = read(f"{ACCELERATED} {warmup} metric_tags {{ key: 'a' value: 'b' }}")
+    assert [*mutable_parts(found.settings), *mutable_parts(found.declared)] == []
+    for server in ((CPU,), (CUDA, CPU)):
+        options = executor_session_options(SessionOptions(server), found.settings, 0, model="m", source=SOURCE)
+        assert [*mutable_parts(options)] == []
 
 
 def test_each_executor_has_its_device() -> None:

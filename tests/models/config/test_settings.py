@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.immutable import mutable_parts
 from toutates.models.config.settings import (
     ModelSettings,
     ProfilingSettings,
@@ -105,6 +106,23 @@ warmup:
   inputs: {x: {datatype: FP32, shape: [4], data: random}, z: {datatype: BYTES, shape: [], file: a/b.raw}}
 - inputs: {x: {datatype: BOOL, shape: [4]}}
 """
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        FULL,
+        config(MORE),
+        config(),
+        config("padding: {inputs: {x: {axis: 1}}}"),
+        config("ragged: {inputs: {x: [-1, -1]}}"),
+        config("priority_levels: 2\ndefault_priority: 2\npriority_queues: {1: {max_queue_size: 4}}"),
+    ],
+)
+def test_what_versions_share_cannot_be_changed_in_place(tmp_path: Path, text: str) -> None:
+    settings = load(tmp_path, text)
+    assert load(tmp_path, text) is settings
+    assert [*mutable_parts(settings)] == []
 
 
 def test_every_optional_key_is_read(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from toutates.backends.onnx.provider_names import CPU, PROVIDERS, Provider
+from toutates.backends.onnx.provider_names import CPU, ON_CPU, PROVIDERS, Provider
 from toutates.backends.onnx.session import SessionOptions
 from toutates.models.config.settings import ACCELERATORS, ModelSettings
 from toutates.system.errors import ConfigurationError
@@ -85,9 +85,9 @@ def _providers(
     for name in ACCELERATORS:
         if name in accelerators:
             provider = PROVIDERS[name]
-            gpu[provider] = {"device_id": "0"} | gpu.get(provider, {}) | dict(accelerators[name])
+            gpu[provider] = {"device_id": "0", **gpu.get(provider, {}), **accelerators[name]}
     if device != "auto":
-        gpu = {name: options | {"device_id": device.removeprefix("gpu:")} for name, options in gpu.items()}
+        gpu = {name: {**options, "device_id": device.removeprefix("gpu:")} for name, options in gpu.items()}
     # Operators that TensorRT cannot run go to CUDA, and those that CUDA cannot run go to the CPU.
     ordered = [provider for name in ACCELERATORS if (provider := PROVIDERS[name]) in gpu]
-    return (*((name, gpu[name]) for name in ordered), (CPU, {}))
+    return (*((name, gpu[name]) for name in ordered), ON_CPU)

@@ -9,7 +9,7 @@ from typing import Final
 from onnxruntime import InferenceSession
 
 from toutates.backends.onnx.preparing import CheckedGraph, check_graph, explained, prepare
-from toutates.backends.onnx.provider_names import CPU, CUDA, TENSORRT, Provider
+from toutates.backends.onnx.provider_names import CPU, CUDA, ON_CPU, TENSORRT, Provider
 from toutates.backends.onnx.session import ModelSession, SessionOptions, load_session
 from toutates.backends.sequences import sequences_of
 from toutates.backends.warming import Runner, time_row, warm_up
@@ -26,7 +26,7 @@ from toutates.system.placement import Placement
 __all__ = ["ALL_DEVICES", "inspect_graph"]
 
 #: Execution providers of a server that has every device.
-ALL_DEVICES: Final[tuple[Provider, ...]] = ((TENSORRT, {}), (CUDA, {}), (CPU, {}))
+ALL_DEVICES: Final[tuple[Provider, ...]] = ((TENSORRT, {}), (CUDA, {}), ON_CPU)
 
 
 def inspect_graph(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from io import StringIO
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -21,7 +22,7 @@ import numpy.typing as npt
 import onnxruntime
 
 from toutates.backends.onnx import string_tensors
-from toutates.backends.onnx.provider_names import CPU, ON_DEVICES, Provider
+from toutates.backends.onnx.provider_names import CPU, ON_CPU, ON_DEVICES, Provider
 from toutates.backends.onnx.shared_arena import (
     SHRINK_ENTRY,
     TINY_MODEL,
@@ -81,7 +82,7 @@ class SessionOptions:
         config_entries: further entries of ONNX Runtime's session configuration.
     """
 
-    providers: tuple[Provider, ...] = ((CPU, {}),)
+    providers: tuple[Provider, ...] = (ON_CPU,)
     custom_op_libraries: tuple[Path, ...] = ()
     intra_threads: int = 1
     inter_threads: int = 1
@@ -92,6 +93,11 @@ class SessionOptions:
     shared_arena: bool = False
     memory_pattern: bool = True
     config_entries: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        # Sessions of many versions share them.
+        frozen = tuple([(name, MappingProxyType(dict(options))) for name, options in self.providers])
+        object.__setattr__(self, "providers", frozen)
 
 
 _GRAPH_LEVELS: Final = {
@@ -168,8 +174,9 @@ def _new_session(
 ) -> onnxruntime.InferenceSession:
     if any(name in ON_DEVICES for name, _ in providers):
         _load_cuda()
+    own = [(name, dict(options)) for name, options in providers]  # it takes dicts alone
     # Without its fallback, which prints to stdout and goes on with the CPU, at loading and in the middle of a run.
-    return onnxruntime.InferenceSession(model, options, providers=list(providers), enable_fallback=0)
+    return onnxruntime.InferenceSession(model, options, providers=own, enable_fallback=0)
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from typing import Final
 
 from toutates.backends.interface import Source
 from toutates.backends.onnx.executor_sessions import executor_session_options
-from toutates.backends.onnx.provider_names import CPU
+from toutates.backends.onnx.provider_names import ON_CPU
 from toutates.backends.onnx.session import SessionOptions, load_session
 from toutates.backends.text.computing import Computing
 from toutates.backends.text.encoder import Encoder, Graph, Table
@@ -287,7 +287,7 @@ class TextKind:
         # Lengths differ from run to run. An arena would keep what the largest run has needed, for each of its shapes.
         chosen = replace(
             options[0],
-            providers=((CPU, {}),) if on_cpu else options[0].providers,
+            providers=(ON_CPU,) if on_cpu else options[0].providers,
             memory_arena=False,
             memory_pattern=False,
             intra_op_cpus=self._intra_op_turns.take(options[0].intra_threads - 1),
