@@ -47,6 +47,26 @@ def _asking_for(elements: int) -> bytes:
     return framed(infer_message("generator", [1], struct.pack("<q", elements), "INT64"))
 
 
+#: A request that is answered with a MiB.
+_LARGE: Final = _asking_for(262_144)
+
+
+async def _begin_answers(peer: Peer, window: int, calls: int) -> int:
+    """Have answers of 1 MiB wait for window; returns the id of the next stream."""
+    await peer.send(greeting(stream_window=window))
+    for stream_id in range(1, 2 * calls, 2):
+        await peer.send(unary(stream_id, _BLOCK, _LARGE), 1)
+    return 2 * calls + 1
+
+
+async def _keep_answers(peer: Peer, next_id: int) -> int:
+    """Ask for one more where all were refused, for a ring that is full; returns the id of the next stream."""
+    if 2 * peer.answered < next_id - 1:
+        return next_id
+    await peer.send(unary(next_id, _BLOCK, _LARGE), 1)
+    return next_id + 2
+
+
 class SilentConnections(Attack):
     """Connections on which nothing is ever said."""
 
@@ -116,15 +136,9 @@ class ClosedWindow(Attack):
     stops = ("closed", "reset", "GOAWAY")
 
     async def strike(self, peer: Peer) -> None:
-        await peer.send(greeting(stream_window=0))
-        body = _asking_for(262_144)
-        for stream_id in range(1, 200, 2):
-            await peer.send(unary(stream_id, _BLOCK, body), 1)
-        stream_id = 201
+        next_id = await _begin_answers(peer, window=0, calls=100)
         while True:
-            if 2 * peer.answered >= stream_id - 1:  # all were refused, for a ring that is full
-                await peer.send(unary(stream_id, _BLOCK, body), 1)
-                stream_id += 2
+            next_id = await _keep_answers(peer, next_id)
             await peer.pause(_PAUSE_S)
 
 
@@ -137,16 +151,10 @@ class TinyWindow(Attack):
     stops = ("closed", "reset", "GOAWAY")
 
     async def strike(self, peer: Peer) -> None:
-        await peer.send(greeting(stream_window=1))
-        body = _asking_for(262_144)
-        for stream_id in range(1, 20, 2):
-            await peer.send(unary(stream_id, _BLOCK, body), 1)
-        stream_id = 21
+        next_id = await _begin_answers(peer, window=1, calls=10)
         while True:
-            if 2 * peer.answered >= stream_id - 1:  # all were refused, for a ring that is full
-                await peer.send(unary(stream_id, _BLOCK, body), 1)
-                stream_id += 2
-            for open_id in range(max(1, stream_id - 20), stream_id, 2):
+            next_id = await _keep_answers(peer, next_id)
+            for open_id in range(max(1, next_id - 20), next_id, 2):
                 await peer.dribble(window_update(open_id, 1), _PAUSE_S, size=13)
 
 

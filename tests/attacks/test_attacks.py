@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 import resource
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -144,53 +146,52 @@ def test_callers_whom_nobody_knows_hold_up_nobody(models: Path, tmp_path: Path) 
         assert process.log.count("\n") < 100, process.log
 
 
-@pytest.mark.parametrize("name", ["unknown-models", "first-requests"])
-def test_models_on_demand_are_there_for_honest_clients(tmp_path: Path, name: str) -> None:
+@contextmanager
+def _attacked_alone(folder: Path, name: str, *, answer: str, most_growth_mib: float) -> Iterator[ServerProcess]:
+    """A server with the attack's flags and a repository of its own, once all it has answered the attacker is this."""
     attack = ATTACKS[name]
-    root = tmp_path / "models"
+    root = folder / "models"
     root.mkdir()
     build_repository(root)
-    with running(root, tmp_path, [*attack.flags(tmp_path), "--metrics-addr", "127.0.0.1:0"]) as process:
-        outcome = attacked(process, attack, most_growth_mib=48.0)
-        assert_survived(outcome, most_growth_mib=48.0)
+    with running(root, folder, [*attack.flags(folder), "--metrics-addr", "127.0.0.1:0"]) as process:
+        outcome = attacked(process, attack, most_growth_mib=most_growth_mib)
+        assert_survived(outcome, most_growth_mib=most_growth_mib)
         assert_stopped(outcome.report, attack)
-        expected = "grpc-status 5" if name == "unknown-models" else "grpc-status 0"
-        assert set(outcome.report.answers) == {expected}, outcome.report
-        page = urllib.request.urlopen(f"http://127.0.0.1:{process.http_port}/metrics", timeout=30).read().decode()
-        figures = dict(re.findall(r"^toutates_on_demand_(\w+) (\S+)$", page, re.MULTILINE))
+        assert set(outcome.report.answers) == {answer}, outcome.report
+        yield process
+        assert process.stop() == 0
+        assert "Traceback" not in process.log
+        assert process.log.count("\n") < 100, process.log[-4000:]
+
+
+def _metrics(process: ServerProcess) -> str:
+    page: bytes = urllib.request.urlopen(f"http://127.0.0.1:{process.http_port}/metrics", timeout=30).read()
+    return page.decode()
+
+
+@pytest.mark.parametrize("name", ["unknown-models", "first-requests"])
+def test_models_on_demand_are_there_for_honest_clients(tmp_path: Path, name: str) -> None:
+    answer = "grpc-status 5" if name == "unknown-models" else "grpc-status 0"
+    with _attacked_alone(tmp_path, name, answer=answer, most_growth_mib=48.0) as process:
+        figures = dict(re.findall(r"^toutates_on_demand_(\w+) (\S+)$", _metrics(process), re.MULTILINE))
         assert float(figures["memory_bytes"]) <= float(figures["memory_capacity_bytes"])
         if name == "unknown-models":
             assert float(figures["misses_total"]) < 100, "requests for names that nobody has do not wait"
         else:
             assert float(figures["evictions_total"]), figures
-        assert process.stop() == 0
-        assert "Traceback" not in process.log
-        assert process.log.count("\n") < 100, process.log[-4000:]
 
 
 @pytest.mark.parametrize("name", ["split-ids", "shadow-bulk"])
 def test_names_with_traffic_and_shadows_cost_others_nothing(tmp_path: Path, name: str) -> None:
-    attack = ATTACKS[name]
-    root = tmp_path / "models"
-    root.mkdir()
-    build_repository(root)
-    with running(root, tmp_path, [*attack.flags(tmp_path), "--metrics-addr", "127.0.0.1:0"]) as process:
-        outcome = attacked(process, attack, most_growth_mib=256.0)
-        assert_survived(outcome, most_growth_mib=256.0)
-        assert_stopped(outcome.report, attack)
-        assert set(outcome.report.answers) == {"grpc-status 0"}, outcome.report
+    with _attacked_alone(tmp_path, name, answer="grpc-status 0", most_growth_mib=256.0) as process:
 
         def compared() -> float:
-            url = f"http://127.0.0.1:{process.http_port}/metrics"
-            page = urllib.request.urlopen(url, timeout=30).read().decode()
+            page = _metrics(process)
             found = re.findall(r'^toutates_shadow_requests_total{.*outcome="(\w+)".*} (\S+)$', page, re.MULTILINE)
             assert found, page
             return sum(float(count) for what, count in found if what in ("equal", "different"))
 
         wait_until(compared, pause_s=0.1)
-        assert process.stop() == 0
-        assert "Traceback" not in process.log
-        assert process.log.count("\n") < 100, process.log[-4000:]
 
 
 # --- too many connections

@@ -7,12 +7,8 @@ checkout, or azurite-blob on PATH. Tests are skipped where theirs is missing.
 from __future__ import annotations
 
 import json
-import os
-import re
 import shutil
-import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,46 +18,20 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from tests.repositories.announced import running
 from toutates.repositories.interface import Repository
 from toutates.repositories.opening import open_repositories
 from toutates.repositories.pace import LEAST_RATE
 from toutates.repositories.specification import read_specifications
 from toutates.repositories.web.credentials import shared_key
 
-__all__ = ["ACCOUNT", "KEY", "Azurite", "GoogleEmulator", "azurite", "google_emulator", "opened", "running"]
+__all__ = ["ACCOUNT", "KEY", "Azurite", "GoogleEmulator", "azurite", "google_emulator", "opened"]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 _SECONDS: Final = 30.0
 #: Account and key of Azurite, which Microsoft documents.
 ACCOUNT: Final = "devstoreaccount1"
 KEY: Final = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-
-
-@contextmanager
-def running(command: list[str], announced: str, log: Path, **environment: str) -> Iterator[int]:
-    """A process that prints its port, as the group of this pattern."""
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **environment}
-        )
-        assert process.stdout is not None
-        port = 0
-        with process.stdout as printed:
-            for line in printed:
-                output.write(line)
-                if match := re.search(announced, line.decode(errors="replace")):
-                    port = int(match[1])
-                    break
-            drain = threading.Thread(target=shutil.copyfileobj, args=(printed, output))
-            drain.start()
-            try:
-                output.flush()
-                assert port, log.read_text()
-                yield port
-            finally:
-                process.kill()
-                process.wait(_SECONDS)
-                drain.join(_SECONDS)
 
 
 @contextmanager

@@ -6,11 +6,9 @@ Node (``npm install --no-save s3rver`` in the checkout, or s3rver on PATH; tests
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +19,7 @@ from typing import Any, Final
 
 import pytest
 
+from tests.repositories.announced import running
 from toutates.repositories.cache.files import read_manifest
 from toutates.repositories.cache.model_cache import ModelCache
 from toutates.repositories.pace import LEAST_RATE
@@ -118,29 +117,11 @@ def _client(port: int) -> Any:
 @contextmanager
 def _running(command: list[str], announced: str, log: Path) -> Iterator[S3Service]:
     """A service that prints its port, as the group of this pattern."""
-    with log.open("wb") as output:
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore"}
-        environment["MOTO_S3_DEFAULT_MAX_KEYS"] = str(PAGE)
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
-        assert process.stdout is not None
-        port = 0
-        with process.stdout as printed:
-            for line in printed:
-                output.write(line)
-                if match := re.search(announced, line.decode(errors="replace")):
-                    port = int(match[1])
-                    break
-            drain = threading.Thread(target=shutil.copyfileobj, args=(printed, output))
-            drain.start()
-            try:
-                assert port, log.read_text()
-                client = _client(port)
-                yield S3Service(port, client)
-                client.close()
-            finally:
-                process.kill()
-                process.wait(_SECONDS)
-                drain.join(_SECONDS)
+    environment = {"PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore", "MOTO_S3_DEFAULT_MAX_KEYS": str(PAGE)}
+    with running(command, announced, log, **environment) as port:
+        client = _client(port)
+        yield S3Service(port, client)
+        client.close()
 
 
 @contextmanager

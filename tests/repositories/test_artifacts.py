@@ -27,8 +27,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.ports import free_port
+from tests.repositories.announced import running
 from tests.repositories.answers import Answer, Answers, answering
-from tests.repositories.clouds import opened, running
+from tests.repositories.clouds import opened
 from tests.repositories.support import files_in, quiet
 from toutates.repositories.artifacts import store
 from toutates.repositories.artifacts.layout import artifact_models
