@@ -95,6 +95,16 @@ def test_answers_are_told_with_their_status_and_message_in_their_order() -> None
     assert not server.client.under_way
 
 
+def test_of_a_status_a_bounded_text_is_kept() -> None:
+    server = Server()
+    stream_id = begin(server)
+    server.exchange()
+    fields = [(":status", "200"), ("grpc-status", "8"), ("grpc-message", "x" * 40_000)]
+    server.h2.send_headers(stream_id, fields, end_stream=True)
+    assert server.exchange() == [(stream_id, 8, b"")]
+    assert server.client.texts == {8: "x" * client_connection._MOST_TEXT}
+
+
 def test_answers_are_the_same_however_their_bytes_are_cut() -> None:
     server = Server()
     calls = [begin(server) for _ in range(3)]

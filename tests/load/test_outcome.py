@@ -7,7 +7,7 @@ import pytest
 
 from toutates.bench.answer import LOST
 from toutates.bench.outcome import NEVER, UNANSWERED, Record, merge
-from toutates.bench.tally import summarise
+from toutates.bench.tally import Tally, summarise
 
 MS = 1_000_000
 BOUND = 20 * MS
@@ -61,6 +61,18 @@ def test_outcomes_of_several_clients_add_up() -> None:
     assert merged.seconds == 2
     assert (merged.client_cpu, merged.client_seconds) == (0.25, 1.0)
     assert sum(one.answered for one in merged.timeline) == 4
+
+
+def test_a_client_that_lost_its_connections_early_cuts_no_timeline_of_others() -> None:
+    rows = [(0, at, at, at, at + 1, 0) for at in range(0, 2_000, 10)]
+    for early_first in (True, False):
+        whole, early = Tally(1, BOUND, 2.0), Tally(1, BOUND, 2.0)
+        whole.add(record(rows))
+        early.add(record(rows[:50]))
+        outcomes = [whole.outcome(2.0, 0.1, 0.0), early.outcome(0.5, 0.1, 0.0)]
+        merged = merge(outcomes[::-1] if early_first else outcomes)
+        assert sum(one.answered for one in merged.timeline) == 250
+        assert len(merged.timeline) == len(summarise(record(rows), 1, BOUND).timeline)
 
 
 def test_the_timeline_shows_when_a_server_was_slow() -> None:

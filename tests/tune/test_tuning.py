@@ -35,9 +35,10 @@ class MadeUp:
     [
         (Sample({"rate": 1_000.0, "p99": 1e6, "memory": 1e6}, "1 % of requests were not answered with OK"), 64),
         (Sample({"rate": 1_000.0, "p99": 1e6, "memory": 1e6}, "answers differ", wrong=True), None),
+        (Sample(fault="the server ended: out of memory"), None),
     ],
 )
-def test_a_configuration_that_refuses_requests_as_it_is_can_be_compared_and_one_that_answers_wrongly_cannot(
+def test_a_configuration_that_refuses_requests_as_it_is_can_be_compared_unless_it_answers_wrongly_or_not_at_all(
     fault: Sample, chosen: int | None
 ) -> None:
     bench: Any = MadeUp(fault)

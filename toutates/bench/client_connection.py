@@ -43,6 +43,9 @@ _MOST_HELD: Final = 2**30
 _MOST_BLOCK: Final = 2**20
 #: Answers to PING and SETTINGS that wait for a server which does not read.
 _MOST_REPLIES: Final = 10_000
+#: The longest block of trailers that is remembered, and of a status's text what is kept.
+_LONGEST_REMEMBERED: Final = 4_096
+_MOST_TEXT: Final = 4_096
 #: The longest answer whose form is remembered; of longer ones the copying costs more than the reading.
 _LONGEST_FORM: Final = _DEFAULT_FRAME
 
@@ -302,9 +305,9 @@ class ClientConnection:
             raise ConnectionFailed(f"a header block of the server cannot be read: {error}") from error
         given = fields.get("grpc-status", "")
         status = int(given) if given.isdecimal() and len(given) < 4 else None
-        if len(self._statuses) < 1_024:
+        if len(self._statuses) < 1_024 and len(block) <= _LONGEST_REMEMBERED:
             self._statuses[block] = status
-        text = unquote(fields.get("grpc-message", ""))
+        text = unquote(fields.get("grpc-message", "")[:_MOST_TEXT])
         if status is None:
             http = f" (HTTP status {fields[':status']})" if ":status" in fields else ""
             text = f"an answer without a grpc-status{http}{': ' if text else ''}{text}"

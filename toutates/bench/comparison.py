@@ -17,13 +17,12 @@ import numpy as np
 
 from toutates.bench.intervals import mean_interval
 
-__all__ = ["LEAST_BLOCKS", "Difference", "block_order", "compare_blocks"]
+__all__ = ["Difference", "block_order", "compare_blocks"]
 
 #: Of comparisons of alike servers, which are called different.
 _WRONG: Final = 0.01
 #: Less is no difference, however certain: a port's number or the order of two starts can make it.
 _TRIFLE: Final = 0.02
-LEAST_BLOCKS: Final = 4
 _ANYTHING: Final = 100
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Final
 
 import numpy as np
@@ -162,6 +163,10 @@ class Outcome:
         return self.lag.count > 0 and self.lag.quantile(0.99) > most_ns
 
 
+#: Of a client that had lost its connections by then.
+_NOTHING: Final = Slice(0, 0, 0)
+
+
 def merge(outcomes: Sequence[Outcome]) -> Outcome:
     """The outcome of a load that several clients made at the same time."""
     first, *others = outcomes
@@ -177,7 +182,7 @@ def merge(outcomes: Sequence[Outcome]) -> Outcome:
             one.add(more)
         first.timeline = [
             Slice(one.answered + more.answered, max(one.p50_ns, more.p50_ns), max(one.p99_ns, more.p99_ns))
-            for one, more in zip(first.timeline, other.timeline, strict=False)
+            for one, more in zip_longest(first.timeline, other.timeline, fillvalue=_NOTHING)
         ]
     return first
 

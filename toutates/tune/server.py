@@ -173,7 +173,12 @@ def copy_model(model_dir: Path, version_dir: Path, number: int, repository: Path
         for name in () if as_it_is else (CONFIG_NAME, _PBTXT):  # a config.yaml is going to say all of it
             (target / name).unlink(missing_ok=True)
     except (OSError, shutil.Error) as error:
-        raise ConfigurationError(f"cannot be copied: {error}", key="MODEL_DIR", value=str(model_dir)) from None
+        raise ConfigurationError(
+            f"cannot be copied: {error}",
+            key="MODEL_DIR",
+            value=str(model_dir),
+            remedy="see that it can be read, and that there is room in the folder for temporary files (TMPDIR)",
+        ) from None
     return target
 
 

@@ -276,17 +276,18 @@ def _compare(bench: Bench, space: Space, point: Point, tuning: Tuning, tell: Cal
         block = []
         for which in block_order(rng):
             sample = bench.candidate(space.configs(points[which]))
+            # Without constraints: those are looked at over all loads together.
+            value = score_of(sample.figures, wanted.objective, ()).value
             if sample.fault:
                 if not any(note.startswith(_IN_TURNS[which]) for note in tuning.notes):
                     tuning.notes.append(f"{_IN_TURNS[which]}: {sample.fault}")
                 # A configuration that refuses requests, as it is, may still be compared by those that it answers.
-                if which or sample.wrong:
+                if which or sample.wrong or not value:
                     tuning.missed_in_turns = True
                     return False
             doubts += bool(sample.doubt)
             found[which].append(sample.figures)
-            # Without constraints: those are looked at over all loads together.
-            block.append((which, score_of(sample.figures, wanted.objective, ()).value))
+            block.append((which, value))
         ratios.append(block_ratio(block))
         tuning.final = [_mean(one) for one in found]
         if len(ratios) > 1:

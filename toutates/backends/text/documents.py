@@ -29,7 +29,9 @@ def read_json(path: Path) -> Any:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise ConfigurationError(f"cannot be read: {error.strerror}", source=path) from error
+        raise ConfigurationError(
+            f"cannot be read: {error.strerror}", source=path, remedy="see that the server's user may read it"
+        ) from error
     if len(data) > _MAX_BYTES:
         raise ConfigurationError(f"has more than {_MAX_BYTES} bytes", source=path, remedy="copy the model's own file")
     try:

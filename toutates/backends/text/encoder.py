@@ -83,7 +83,6 @@ class Graph:
         self._inputs: dict[str, np.dtype[Any]] = {}
         self._past: dict[str, npt.NDArray[Any]] = {}
         self._segments = self._mask = ""
-        self._positions = False
         for tensor in session.get_inputs():
             self._take_input(tensor)
         if "input_ids" not in self._inputs:

@@ -148,7 +148,7 @@ def read_analyzer_file(path: Path) -> Asked:
     """
     values = read_mapping(path)
     if values is None:
-        raise ConfigurationError("is not there", key="--config-file", value=str(path))
+        raise ConfigurationError("is not there", key="--config-file", value=str(path), remedy="correct the path")
     return _Reader(path, values).read()
 
 

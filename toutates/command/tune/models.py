@@ -112,7 +112,9 @@ def _add(
     known = found.all().get(folder.name)
     if known is not None:
         if known.path != folder:
-            raise ConfigurationError("two models have one name", key="MODEL_DIR", value=folder.name)
+            raise ConfigurationError(
+                "two models have one name", key="MODEL_DIR", value=folder.name, remedy="tune one after the other"
+            )
         if folder.name not in found.asked:
             found.asked.append(folder.name)
         return

@@ -247,7 +247,9 @@ def _targets(job: Job, found: Found) -> dict[str, Path]:
                 remedy="name another folder by --output, or add --write",
             )
     if output.exists() and not output.is_dir():
-        raise ConfigurationError("is no folder", key="--output", value=str(output))
+        raise ConfigurationError(
+            "is no folder", key="--output", value=str(output), remedy="name one, or one that is not there yet"
+        )
     targets = {name: output / name if several else output for name in found.tuned}
     for target in targets.values():
         for name in (CONFIG_NAME, PBTXT):

@@ -25,13 +25,7 @@ from toutates.protocol.rest.values import ValueWriter
 from toutates.protocol.signature import Signature, TensorSpec
 from toutates.system.errors import InvalidRequest, MalformedMessage, RequestError
 
-__all__ = ["NOT_ONE_RESPONSE", "read_generate_request", "server_sent_event", "write_generate_response"]
-
-#: The error of ``generate`` where a model answers with none or with several responses.
-NOT_ONE_RESPONSE: Final = (
-    "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
-    "of responses"
-)
+__all__ = ["read_generate_request", "server_sent_event", "write_generate_response"]
 
 _NESTED: Final = "parameters"
 
