@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Final
 
 from tests.fuzz import (
+    alike_bodies,
     configuration,
     cuda_regions,
     header_blocks,
@@ -56,6 +57,7 @@ TARGETS: Final = MappingProxyType(
         "infer_request": Target(infer_requests.make_case, infer_requests.check, guided=True),
         "rest_request": Target(rest_requests.make_case, rest_requests.check, guided=True),
         "text_request": Target(text_requests.make_case, text_requests.check, guided=True),
+        "alike_bodies": Target(alike_bodies.make_case, alike_bodies.check, guided=True),
         "region_requests": Target(region_requests.make_case, region_requests.check),
         "cuda_regions": Target(cuda_regions.make_case, cuda_regions.check),
         "policy_queues": Target(policy_queues.make_case, policy_queues.check),

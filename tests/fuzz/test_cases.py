@@ -19,6 +19,7 @@ CASES = {
     "infer_request": 5_000,
     "rest_request": 1_500,
     "text_request": 500,
+    "alike_bodies": 2_000,
     "region_requests": 150,
     "cuda_regions": 100,
     "policy_queues": 150,

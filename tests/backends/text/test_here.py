@@ -25,6 +25,7 @@ from toutates.backends.text.interface import (
     TextsHere,
 )
 from toutates.backends.text.servable import TextServable
+from toutates.engine.executor import DOUBTS
 
 _TYPE = "sentence_transformers.sentence_transformer.modules.static_embedding.StaticEmbedding"
 _LIMIT = 12
@@ -191,3 +192,45 @@ def test_a_model_that_is_unloaded_takes_no_texts(tmp_path: Path) -> None:
         here(found, ["one"])
         found.supertensor.close()
         assert found.compute_here(["one"], DEFAULT_OPTIONS, 0) is None
+
+
+class Clocks:
+    """Stands for ``time`` where an executor measures runs: each look at a clock is one later.
+
+    Attributes:
+        wall_ns, cpu_ns: what a run takes.
+    """
+
+    def __init__(self, wall_ns: int, cpu_ns: int) -> None:
+        self.wall_ns, self.cpu_ns = wall_ns, cpu_ns
+        self._wall = self._cpu = 0
+
+    def monotonic_ns(self) -> int:
+        self._wall += self.wall_ns
+        return self._wall
+
+    def thread_time_ns(self) -> int:
+        self._cpu += self.cpu_ns
+        return self._cpu
+
+
+def test_runs_that_are_interrupted_stay_quick(model: TextServable, monkeypatch: pytest.MonkeyPatch) -> None:
+    here(model, ["one"])
+    with monkeypatch.context() as patched:
+        patched.setattr("toutates.engine.executor.time", Clocks(1_000_000_000, 1_000))
+        for _ in range(3 * DOUBTS):
+            assert model.compute_here(["one"], DEFAULT_OPTIONS, 0) is not None
+
+
+@pytest.mark.parametrize("between", [0, 5])
+def test_runs_that_take_long_go_through_the_queue(
+    model: TextServable, monkeypatch: pytest.MonkeyPatch, between: int
+) -> None:
+    here(model, ["one"])
+    slow, quick = Clocks(50_000_000, 50_000_000), Clocks(1_000, 1_000)
+    with monkeypatch.context() as patched:
+        for at in range(DOUBTS):
+            patched.setattr("toutates.engine.executor.time", quick if at % (between + 1) else slow)
+            if model.compute_here(["one"], DEFAULT_OPTIONS, 0) is None:
+                break
+        assert 1 <= at <= 2 * (between + 1)

@@ -13,6 +13,7 @@ from toutates.api.dataplane.plane import DataPlane
 from toutates.api.doors import Doors
 from toutates.api.rest.calls import RestHttpCall
 from toutates.api.text import cohere, openai, tei
+from toutates.api.text.alike import AlikeBodies
 from toutates.api.text.lookup import LimitedLookup, Lookup
 from toutates.api.text.problems import Kind, Problem, as_problem
 from toutates.api.text.proxy import ProxySettings, route_of
@@ -87,6 +88,11 @@ class TextApis:
         self.lookup = Lookup(plane.get_table, divider)
         self.divider = divider
         self._routes = routes_of(settings)
+        self._bodies = {
+            path: AlikeBodies(work, route, self.lookup)
+            for path, route in self._routes.items()
+            if route.post is not None and route.post.text
+        }
         self._max_body = min(max_body, MAX_BODY_BYTES)
 
     def admit(self, head: Head) -> int | None:
@@ -106,6 +112,8 @@ class TextApis:
         if problem is None:
             purpose.visit = self.doors.visit(route.group, head)
         if problem is None and head.method == "POST":
+            if purpose.is_common:
+                purpose.bodies = self._bodies.get(route.path)
             return self._max_body
         if not 0 <= head.body_size <= _MAX_UNREAD:
             problem = problem or Problem(Kind.TOO_LARGE, f"the request's body has more than {_MAX_UNREAD} bytes")
@@ -145,9 +153,10 @@ class _Purpose:
     Attributes:
         problem: why all of them are refused; None where their bodies are to be read.
         visit: who sends them; None where nobody asks.
+        bodies: know some of their bodies, which then need not be read; None where they are to be.
     """
 
-    __slots__ = ("_apis", "_may_trace", "_model", "_route", "problem", "visit")
+    __slots__ = ("_apis", "_may_trace", "_model", "_route", "bodies", "problem", "visit")
 
     def __init__(self, apis: TextApis, route: Route, fields: Mapping[str, str], model: str) -> None:
         self._apis = apis
@@ -156,9 +165,18 @@ class _Purpose:
         self._may_trace = apis.work.observer.may_trace(fields)
         self.problem: Problem | None = None
         self.visit: Visit | None = None
+        self.bodies: AlikeBodies | None = None
+
+    @property
+    def is_common(self) -> bool:
+        """Whether the head says nothing by which a request differs from others of its route."""
+        return self.visit is None and not (self._model or self._may_trace)
 
     def handle(self, call: RestHttpCall) -> None:
         """Answer a request."""
+        bodies = self.bodies
+        if bodies is not None and bodies.take(call):
+            return
         apis, route = self._apis, self._route
         if self.problem is not None:
             apis.work.refuse(call, route, route.form, self.problem)
@@ -173,7 +191,9 @@ class _Purpose:
             if caller.models:
                 lookup = LimitedLookup(apis.plane.get_table, caller, apis.divider)
         if call.head.method == "POST":
-            apis.work.begin(call, route, lookup, self._model, may_trace=self._may_trace, caller=caller)
+            apis.work.begin(
+                call, route, lookup, self._model, may_trace=self._may_trace, caller=caller, bodies=self.bodies
+            )
         else:
             apis.work.show(call, route, self._page(lookup))
 

@@ -103,6 +103,11 @@ class Lookup:
             self._found[key] = model
         return model
 
+    @property
+    def table(self) -> ModelTable | None:
+        """The table that ``find`` has looked into last; None once nobody has it any more."""
+        return self._table()
+
     def _of_route(self, table: ModelTable, route: Route, name: str, wants: Wants) -> FoundText:
         """One of the versions that the requests of a name are divided between, at random."""
         arm = route.arms[self._divider.chosen(route, b"")]

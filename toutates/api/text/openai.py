@@ -12,7 +12,7 @@ from toutates.api.rest.answers import Answer, json_answer
 from toutates.api.text.lookup import EMBEDDER
 from toutates.api.text.problems import Kind, Problem
 from toutates.api.text.reading import BodyReader, check_count, check_texts
-from toutates.api.text.routes import Asked, Computing, Form, Page, Route
+from toutates.api.text.routes import Asked, Computing, Form, Page, Route, answer_head
 from toutates.api.text.vectors import base64_of, floats_of
 from toutates.backends.text.interface import DEFAULT_OPTIONS, Float32, FoundText, Text, TextOptions, TextResult
 
@@ -122,12 +122,23 @@ def _write_base64(result: TextResult, found: FoundText) -> Iterable[bytes]:
     return _write_many_base64(vectors, tail)
 
 
-def _write_one_base64(vector: Float32, tokens: int, found: FoundText) -> bytes:
-    return b'%b"%b"}%b' % (_HEAD, base64_of(vector), _tail(found.name, tokens))
+@lru_cache(1024)
+def _around(name: str, tokens: int, size: int, quote: bytes) -> tuple[bytes, bytes, bytes]:
+    """What ``WriteOne`` puts around a vector that takes ``size`` bytes in these quotes."""
+    before, behind = _HEAD + quote, b"%b}%b" % (quote, _tail(name, tokens))
+    return answer_head(len(before) + size + len(behind)), b"\r\n" + before, behind
 
 
-def _write_one_of_floats(vector: Float32, tokens: int, found: FoundText) -> bytes:
-    return b"%b%b}%b" % (_HEAD, floats_of(vector), _tail(found.name, tokens))
+def _write_one_base64(vector: Float32, tokens: int, found: FoundText) -> tuple[bytes, bytes, bytes, bytes]:
+    text = base64_of(vector)
+    head, before, behind = _around(found.name, tokens, len(text), b'"')
+    return head, before, text, behind
+
+
+def _write_one_of_floats(vector: Float32, tokens: int, found: FoundText) -> tuple[bytes, bytes, bytes, bytes]:
+    text = floats_of(vector)
+    head, before, behind = _around(found.name, tokens, len(text), b"")
+    return head, before, text, behind
 
 
 def _write_many_base64(vectors: Any, tail: bytes) -> Iterator[bytes]:
@@ -164,7 +175,8 @@ def _one_model(page: Page) -> Answer:
     raise Problem(Kind.UNKNOWN_MODEL, f"The model '{page.name}' does not exist", "model")
 
 
-_EMBEDDINGS: Final = partial(Route, form=FORM, texts="input", post=Computing(BodyReader(EmbeddingsRequest), _ask))
+_COMPUTING: Final = Computing(BodyReader(EmbeddingsRequest), _ask, "input")
+_EMBEDDINGS: Final = partial(Route, form=FORM, texts="input", post=_COMPUTING)
 
 ROUTES: Final = (
     _EMBEDDINGS("/v1/embeddings"),

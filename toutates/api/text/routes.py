@@ -15,7 +15,16 @@ from toutates.api.text.reading import BodyReader
 from toutates.backends.text.interface import Float32, FoundText, Text, TextOptions, TextResult
 from toutates.models.table import ModelTable
 
-__all__ = ["Asked", "Computing", "Form", "Page", "Route", "Stepwise"]
+__all__ = ["Asked", "Computing", "Form", "Page", "Route", "Stepwise", "WriteOne", "answer_head"]
+
+#: Makes the answer to one text of its vector, its number of tokens and the model: the head without its empty line, that
+#: line and what is before the vector, the vector, and what is behind it.
+WriteOne = Callable[[Float32, int, FoundText], tuple[bytes, bytes, bytes, bytes]]
+
+
+def answer_head(length: int, fields: bytes = b"") -> bytes:
+    """The head of an answer in JSON that succeeded, without its empty line."""
+    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n%bcontent-length: %d\r\n" % (fields, length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +54,7 @@ class Asked(msgspec.Struct):
         bulk: characters of texts that the answer repeats.
         check: refuses what does not fit the model that was found, by Problem.
         find: finds the model in the table, where it need not be a text model; None for by ``model`` and ``wants``.
-        write_one: makes the whole body, of the vector of the only text, its number of tokens and the model; None where
-            ``write`` and ``fields`` make the answer.
+        write_one: makes the answer where there is one text; None where ``write`` and ``fields`` do.
     """
 
     model: str
@@ -59,7 +67,7 @@ class Asked(msgspec.Struct):
     bulk: int = 0
     check: Callable[[FoundText], None] | None = None
     find: Callable[[ModelTable], FoundText] | None = None
-    write_one: Callable[[Float32, int, FoundText], bytes] | None = None
+    write_one: WriteOne | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +110,13 @@ class Computing:
         reader: of its bodies.
         ask: makes what is to be done of a body that was read, and the model that the query names, "" for none. May
             raise Problem.
+        text: the member that may be a string, where nothing that is asked depends on it but ``Asked.texts``; "" for
+            none.
     """
 
     reader: BodyReader[Any]
     ask: Callable[[Any, str], Asked | Stepwise | Answer]
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from binascii import b2a_base64
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -25,8 +25,12 @@ _IS_LITTLE_ENDIAN: Final = sys.byteorder == "little"
 
 def base64_of(vector: Float32) -> bytes:
     """A vector's bytes, float32 and little-endian, in base64; 1 us for 384 values."""
-    if _IS_LITTLE_ENDIAN and vector.flags.c_contiguous:
-        return b2a_base64(vector.data, newline=False)  # of its memory as it is
+    memory: Any = vector
+    if _IS_LITTLE_ENDIAN:
+        try:
+            return b2a_base64(memory, newline=False)  # as it is
+        except (BufferError, ValueError):  # which has gaps
+            pass
     return b2a_base64(np.ascontiguousarray(vector, _LITTLE_ENDIAN).data, newline=False)
 
 

@@ -16,11 +16,12 @@ from typing import Any, Final
 from toutates.access.callers import Caller
 from toutates.api.rest.answers import Answer, access_fields
 from toutates.api.rest.calls import RestHttpCall
+from toutates.api.text.alike import AlikeBodies, Crowd
 from toutates.api.text.lookup import ANY, Lookup
 from toutates.api.text.observing import TextObserver
 from toutates.api.text.problems import Problem, as_problem
 from toutates.api.text.reading import LARGE_BYTES
-from toutates.api.text.routes import Asked, Form, Page, Route, Stepwise
+from toutates.api.text.routes import Asked, Form, Page, Route, Stepwise, answer_head
 from toutates.api.waiting_call import WaitingCall
 from toutates.backends.text.interface import (
     MOST_CHARACTERS_HERE,
@@ -83,9 +84,8 @@ class TextWork:
         self._side = side
         #: models with texts that were added in this round
         self._added: set[TextModel] = set()
-        #: requests of this round that may be computed here, by model, options and route; and the last of these
-        self._crowds: dict[tuple[TextModel, int, int], _Crowd] = {}
-        self._crowd: _Crowd | None = None
+        #: requests of this round that may be computed here, by what they have in common
+        self.crowds: dict[object, Crowd] = {}
         #: the worker's thread, while it hands out what it has run itself; else 0, which no thread is
         self.runs_in = 0
 
@@ -121,6 +121,7 @@ class TextWork:
         *,
         may_trace: bool,
         caller: Caller | None = None,
+        bodies: AlikeBodies | None = None,
     ) -> None:
         """Answer a POST.
 
@@ -131,11 +132,12 @@ class TextWork:
             model: that the query names; "" for none.
             may_trace: whether its caller has it traced, if anything is.
             caller: who sends it; None where nobody asks.
+            bodies: that are to learn from this one; None for none.
         """
         assert route.post is not None
         body = call.body
         self.observer.begin(call, route.path, may_trace=may_trace)
-        request = _Request(self, call, route, lookup, caller)
+        request = _Request(self, call, route, lookup, caller, bodies)
         try:
             if len(body) > LARGE_BYTES:
                 call.hold(len(body))
@@ -151,24 +153,41 @@ class TextWork:
 
     def note_added(self, model: TextModel) -> None:
         """Texts were added to a model, which are to run from the round's end on."""
-        if not (self._added or self._crowd):
+        if not (self._added or self.crowds):
             self.worker.at_round_end(self._commit)
         self._added.add(model)
 
-    def gather(self, request: _Request, model: TextModel, options: TextOptions, route: Route) -> None:
+    def gather(self, key: object, crowd: Crowd) -> None:
+        """Have a crowd computed at the round's end, which may grow until then (``crowds``)."""
+        if not (self._added or self.crowds):
+            self.worker.at_round_end(self._commit)
+        self.crowds[key] = crowd
+
+    def join(self, request: _Request, text: str, model: TextModel, options: TextOptions, route: Route) -> None:
         """Have a request with one short text computed at the round's end, with others of its kind."""
-        crowd = self._crowd
-        if crowd is None or crowd.model is not model or crowd.options is not options or crowd.route is not route:
-            if not (self._added or crowd):
-                self.worker.at_round_end(self._commit)
-            key = model, id(options), id(route)
-            crowd = self._crowd = self._crowds.get(key) or _Crowd(model, options, route)
-            self._crowds[key] = crowd
+        key = model, id(options), id(route)
+        crowd: Any = self.crowds.get(key)
+        if crowd is None:
+            crowd = _Crowd(model, options, route)
+            self.gather(key, crowd)
         crowd.requests.append(request)
+        crowd.texts.append(text)
+
+    def request_of(
+        self,
+        call: RestHttpCall,
+        route: Route,
+        lookup: Lookup,
+        asked: Asked,
+        found: FoundText,
+        options: TextOptions,
+    ) -> _Request:
+        """A request of an anonymous caller for one text, which has a place among those in flight."""
+        return _Request(self, call, route, lookup, None).begun(asked, found, options, counted=self.inflight is not None)
 
     def _commit(self) -> None:
         added, self._added = self._added, set()
-        crowds, self._crowds, self._crowd = self._crowds, {}, None
+        crowds, self.crowds = self.crowds, {}
         self.runs_in = get_ident()
         runs = MOST_RUNS_HERE
         try:
@@ -179,7 +198,7 @@ class TextWork:
         finally:
             self.runs_in = 0
 
-    def _compute_here(self, crowd: _Crowd, most: int, added: set[TextModel]) -> int:
+    def _compute_here(self, crowd: Crowd, most: int, added: set[TextModel]) -> int:
         """Compute requests in this thread, and add those that it does not take to their model.
 
         Args:
@@ -190,30 +209,24 @@ class TextWork:
         Returns:
             How many runs it were.
         """
-        model, left, runs = crowd.model, crowd.requests, 0
-        while left and runs < most:
-            texts = [request.text for request in left]
+        model, texts, first, runs = crowd.model, crowd.texts, 0, 0
+        while first < len(texts) and runs < most:
             try:
-                done = model.compute_here(texts, crowd.options, self.worker.now_ns)
+                done = model.compute_here(texts[first:] if first else texts, crowd.options, self.worker.now_ns)
             except Exception as error:  # a bug of ours, which is to cost these requests no more than time
                 self.worker.incidents.bug("texts computed by the worker", error)
                 break
             if done is None:
                 break
             runs += 1
-            answered = 0
-            for request, vector, tokens in zip(left, done.vectors, done.tokens, strict=False):
-                if vector is None:
-                    request.add()
-                    added.add(model)
-                else:
-                    answered += request.answer_here(vector, tokens, done)
+            answered, some_added = crowd.answer(first, done)
+            if some_added:
+                added.add(model)
             if answered:
                 self.observer.answered_alike(crowd.route.path, answered)
-            left = left[len(done.vectors) :]
-        if left:
-            for request in left:
-                request.add()
+            first += len(done.vectors)
+        if first < len(texts):
+            crowd.add(first)
             added.add(model)
         return runs
 
@@ -284,22 +297,30 @@ def _size(vector: Float32 | SparseVector) -> int:
     return 2 * len(vector.indices) if isinstance(vector, SparseVector) else vector.size
 
 
-@lru_cache(1024)
-def _head(length: int) -> bytes:
-    """The head of an answer in JSON that succeeded, without its empty line."""
-    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n" % length
+class _Crowd(Crowd):
+    """Requests for one model, with the same options, by one route."""
 
-
-class _Crowd:
-    """Requests of one round with one short text each, for one model, with the same options, by one route."""
-
-    __slots__ = ("model", "options", "requests", "route")
+    __slots__ = ("requests",)
 
     def __init__(self, model: TextModel, options: TextOptions, route: Route) -> None:
-        self.model = model
-        self.options = options
-        self.route = route
+        super().__init__(model, options, route)
         self.requests: list[_Request] = []
+
+    def answer(self, first: int, done: TextsHere) -> tuple[int, bool]:
+        """See ``Crowd``."""
+        answered, added = 0, False
+        for request, vector, tokens in zip(self.requests[first:], done.vectors, done.tokens, strict=False):
+            if vector is None:
+                request.add()
+                added = True
+            else:
+                answered += request.answer_here(vector, tokens, done)
+        return answered, added
+
+    def add(self, first: int) -> None:
+        """See ``Crowd``."""
+        for request in self.requests[first:]:
+            request.add()
 
 
 class _Request:
@@ -307,12 +328,11 @@ class _Request:
 
     Attributes:
         held: bytes that are counted for it.
-        text: of one that may be computed here.
     """
 
     __slots__ = (
         "_asked",
-        "_began_ns",
+        "_bodies",
         "_call",
         "_caller",
         "_counted",
@@ -323,11 +343,19 @@ class _Request:
         "_route",
         "_work",
         "held",
-        "text",
     )
 
-    def __init__(self, work: TextWork, call: RestHttpCall, route: Route, lookup: Lookup, caller: Caller | None) -> None:
+    def __init__(
+        self,
+        work: TextWork,
+        call: RestHttpCall,
+        route: Route,
+        lookup: Lookup,
+        caller: Caller | None,
+        bodies: AlikeBodies | None = None,
+    ) -> None:
         self._caller = caller
+        self._bodies = bodies
         self._work = work
         self._call = call
         self._route = route
@@ -337,6 +365,11 @@ class _Request:
         self._found: Any = None
         self._counted = False
         self.held = 0
+
+    def begun(self, asked: Asked, found: FoundText, options: TextOptions, *, counted: bool) -> _Request:
+        """The request, as it is when its text may be computed here."""
+        self._asked, self._found, self._options, self._counted = asked, found, options, counted
+        return self
 
     def go_on(self, asked: Asked | Stepwise | Answer | RequestError) -> None:
         """Go on with a body that was read."""
@@ -357,10 +390,8 @@ class _Request:
                 work.send(call, self._route, asked)
         except NotLoaded as missing:
             self._wait(missing, asked)
-        except RequestError as error:
-            self.end(error)
         except Exception as error:
-            self._fail(error)
+            self.fail(error)
 
     def _wait(self, missing: NotLoaded, asked: Any) -> None:
         """Go on once the model is there."""
@@ -409,8 +440,10 @@ class _Request:
         if model.may_compute_here and len(asked.texts) == 1:
             text = asked.texts[0]
             if type(text) is str and len(text) <= MOST_CHARACTERS_HERE:
-                self.text, self._options = text, options
-                work.gather(self, model, options, self._route)
+                self._options = options
+                work.join(self, text, model, options, self._route)
+                if self._bodies is not None:
+                    self._bodies.learn(call.body, asked, found, options)
                 return
         model.add(asked.texts, options, self._done_soon, self._is_wanted, work.worker.now_ns)
         work.note_added(model)
@@ -419,11 +452,11 @@ class _Request:
         """Add the text to its model after all, which is committed next."""
         try:
             found: FoundText = self._found
-            found.model.add((self.text,), self._options, self._done_soon, self._is_wanted, self._work.worker.now_ns)
-        except RequestError as error:
-            self.end(error)
+            found.model.add(
+                self._asked.texts, self._options, self._done_soon, self._is_wanted, self._work.worker.now_ns
+            )
         except Exception as error:
-            self._fail(error)
+            self.fail(error)
 
     def _is_wanted(self, by_ns: int) -> bool:
         """In any thread: whether the caller is there."""
@@ -439,17 +472,13 @@ class _Request:
             self._done(TextResult((vector,), (tokens,), None, done.times, done.timing))
             return False
         try:
-            body = write(vector, tokens, self._found)
-        except RequestError as error:
-            self.end(error)
-            return False
+            parts = write(vector, tokens, self._found)
         except Exception as error:
-            self._fail(error)
+            self.fail(error)
             return False
         if self._counted:
             self.end(None)
-        length = len(body)
-        call.responder.reply(call, (_head(length), b"\r\n", body), length)
+        call.responder.reply(call, parts, len(parts[2]))
         return True
 
     def _done_soon(self, result: TextResult) -> None:
@@ -476,10 +505,8 @@ class _Request:
             self.hold(BYTES_PER_VALUE * values + asked.bulk)
             work = partial(_write, asked.write(result, self._found))
             self._work.aside(self._call, work, partial(self._written, fields))
-        except RequestError as error:
-            self.end(error)
         except Exception as error:
-            self._fail(error)
+            self.fail(error)
 
     def _written(self, fields: bytes, pieces: list[bytes] | RequestError) -> None:
         try:
@@ -488,7 +515,7 @@ class _Request:
             else:
                 self._send(fields, pieces)
         except Exception as error:
-            self._fail(error)
+            self.fail(error)
 
     def _stepped(self, steps: Iterator[bytes], outcome: tuple[list[bytes], bool] | RequestError) -> None:
         """Some steps were done."""
@@ -504,16 +531,14 @@ class _Request:
             if size > 0:
                 self.hold(size)
             self._work.aside(self._call, partial(_step, steps, pieces), partial(self._stepped, steps))
-        except RequestError as error:
-            self.end(error)
         except Exception as error:
-            self._fail(error)
+            self.fail(error)
 
     def _send(self, fields: bytes, pieces: list[bytes]) -> None:
         """Give the answer of a request that succeeded."""
         call = self._call
         length = sum(map(len, pieces)) if len(pieces) > 1 else len(pieces[0])
-        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n%bcontent-length: %d\r\n" % (fields, length)
+        head = answer_head(length, fields)
         self.end(None)
         if not call.open:
             self._work.observer.left(call)
@@ -544,8 +569,11 @@ class _Request:
         else:
             self._work.observer.left(self._call)
 
-    def _fail(self, error: Exception) -> None:
-        """A bug of ours costs this request alone."""
+    def fail(self, error: Exception) -> None:
+        """The request is over; a bug of ours costs it alone."""
+        if isinstance(error, RequestError):
+            self.end(error)
+            return
         worker = self._work.worker
         worker.incidents.bug(f"handler of {self._route.path}", error, worker.peer(self._call))
         self.end(ExecutionFailed("internal error"))

@@ -305,7 +305,10 @@ class HttpConnection(Connection):
         if (self.full or self._waits_for_room) and self.link is not None:
             self._waits_for_room = False
             self._worker.go_on(self.link)  # an answer has made room, or is on its way to the socket
-        return self._answers.take()
+        answers = self._answers
+        out, answers.out = answers.out, []  # ``Answers.take``, written out
+        answers.bulky = False
+        return out
 
     def bind(self, link: Any) -> None:
         """Have ``link`` put into the worker's list as soon as there is output; None when the driver lets go."""
