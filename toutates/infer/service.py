@@ -112,6 +112,8 @@ class InferService:
         self._plans = self._cache.recent
         self._latest = self._cache.latest
         self._ports: dict[ServedVersion, Port] = {}
+        #: by model, the versions to which there are ports of any kind
+        self._versions: dict[str, set[ServedVersion]] = {}
         #: of this worker's requests to versions with a latency target
         self._around = Around()
         self._regions = regions or Regions()
@@ -771,6 +773,7 @@ class InferService:
             around: what else is to be done with each outcome, once requests have left the bound on those in flight.
             before: what else is to be done with each outcome, before that.
         """
+        self._versions.setdefault(version.model, set()).add(version)
         counters = WorkerCounters()
         finish = before(self._make_answers(counters, version).finish)
         if self._inflight is not None:
@@ -854,16 +857,15 @@ class InferService:
         changed = table.changes.since(before.changes)
         if changed is None:
             self._cache.clear()
-            served = set(table.served())
-            left = [one for one in (*self._ports, *self._shared_ports, *self._copied_ports) if one not in served]
+            changed = frozenset(self._versions)
         else:
             self._cache.forget(changed)
-            left = [
-                one
-                for one in (*self._ports, *self._shared_ports, *self._copied_ports)
-                if one.model in changed and not _is_served(table, one)
-            ]
+        left = [one for name in changed for one in self._versions.get(name, ()) if not _is_served(table, one)]
         for version in left:
+            versions = self._versions[version.model]
+            versions.discard(version)
+            if not versions:
+                del self._versions[version.model]
             self._shared_finish.pop(version, None)
             # What they have of this round is committed.
             for ports in (self._ports, self._shared_ports, self._copied_ports):

@@ -26,6 +26,7 @@ from toutates.models.table import ServedVersion
 from toutates.models.turns import turns_of
 from toutates.system.errors import ModelLoadError
 from toutates.system.placement import Placement, running_on
+from toutates.system.remembered import Remembered
 
 __all__ = ["BackendNames", "Kind", "inspect_version", "load_version"]
 
@@ -101,7 +102,9 @@ def load_version(
     began_ns = time.monotonic_ns()
     # Not on the manager's CPU alone, which the thread inherits, and threads that a backend starts would too.
     with running_on(placement.anywhere, placement.anywhere):
-        configuration = load_configuration(version, BackendNames(kinds), overridden=overridden)
+        configuration = _configuration(
+            version, kinds, overridden=overridden, again=measured and version.size is not None
+        )
         check_cache_settings(model, configuration)
         check_latency_target(model, configuration)
         served = _kind_of(kinds, configuration).load(model, configuration)
@@ -117,6 +120,29 @@ def load_version(
             pinned=configuration.settings.pin,
             load_ns=time.monotonic_ns() - began_ns,
         )
+
+
+#: By the identity of a version's record, which is the same one as long as the files are: it is held here.
+_CONFIGURATIONS = Remembered[int, tuple[VersionFolder, VersionConfiguration]](8_192)
+
+
+def _configuration(
+    version: VersionFolder, kinds: Sequence[Kind], *, overridden: bool, again: bool
+) -> VersionConfiguration:
+    """The configuration of a version.
+
+    Args:
+        version, kinds, overridden: see ``load_version``.
+        again: whether the version may be loaded again and again, so that what its files say is remembered.
+    """
+    if not again or overridden:
+        return load_configuration(version, BackendNames(kinds), overridden=overridden)
+    known = _CONFIGURATIONS.get(id(version))
+    if known is not None:
+        return known[1]
+    configuration = load_configuration(version, BackendNames(kinds))
+    _CONFIGURATIONS.put(id(version), (version, configuration))
+    return configuration
 
 
 def inspect_version(

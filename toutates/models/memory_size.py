@@ -12,10 +12,12 @@ import os
 from pathlib import Path
 from typing import Final
 
+from toutates.engine.batched import BatchedServable
 from toutates.engine.servable import Servable
+from toutates.engine.statistics import Occupancy
 from toutates.models.repository import VersionFolder
 
-__all__ = ["VERSION_BYTES", "files_size", "version_size"]
+__all__ = ["VERSION_BYTES", "files_size", "occupancy_of", "version_size"]
 
 #: Of a version beside its weights: its table entries, lanes, counters and the threads of its executors.
 VERSION_BYTES: Final = 163_840
@@ -27,6 +29,8 @@ _MOST_FILES: Final = 10_000
 
 def files_size(version: VersionFolder) -> int:
     """The bytes of a version's files. Blocks; what cannot be read counts as nothing, and the load says why."""
+    if version.size is not None:
+        return version.size
     if version.is_file:
         return _size(version.model_path)
     size = left = 0
@@ -47,9 +51,15 @@ def version_size(version: VersionFolder, servable: Servable, sessions: int) -> i
         servable: the version.
         sessions: that have its weights, each by itself.
     """
-    statistics = servable.statistics()
     of_sessions = sessions * files_size(version) + (sessions - 1) * SESSION_BYTES
-    return VERSION_BYTES + of_sessions + statistics.occupancy.buffer_bytes
+    return VERSION_BYTES + of_sessions + occupancy_of(servable).buffer_bytes
+
+
+def occupancy_of(servable: Servable) -> Occupancy:
+    """How full a version is now; of most versions without the rest of their statistics."""
+    if isinstance(servable, BatchedServable):
+        return servable.supertensor.occupancy()
+    return servable.statistics().occupancy
 
 
 def _size(path: Path) -> int:

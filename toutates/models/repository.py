@@ -55,6 +55,7 @@ __all__ = [
     "file_model",
     "found_instead",
     "has_control_characters",
+    "is_plain_name",
     "is_version",
     "lone_model",
     "not_a_model_name",
@@ -90,6 +91,7 @@ class VersionFolder:
         problem: why the version cannot be loaded; empty if nothing stands against it.
         triton: what the model's config.pbtxt says; None without one.
         fingerprint: changes with any file of the version; empty where it was not computed.
+        size: bytes of all files in its directory; None where that was not found out.
         is_lone: whether its directory is the model's as well.
         is_file: whether it is the graph's file alone, and what else lies in the directory is not the model's.
     """
@@ -100,6 +102,7 @@ class VersionFolder:
     problem: str = ""
     triton: TritonConfiguration | None = None
     fingerprint: str = ""
+    size: int | None = None
     is_lone: bool = False
     is_file: bool = False
 
@@ -182,13 +185,18 @@ def _named(root: Path, only: Collection[str]) -> list[ModelFolder] | None:
     """
     folders: list[ModelFolder] = []
     for name in sorted(only):
-        if not name or "/" in name or "\0" in name or not_a_model_name(name):
+        if not is_plain_name(name):
             return None
         folder = scan_model(root / name)
         if folder.passed_over or folder.problem:
             return None
         folders.append(folder)
     return folders or None
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether a name is that of a directory in the repository itself, and may be a model's."""
+    return bool(name) and "/" not in name and "\0" not in name and not not_a_model_name(name)
 
 
 def model_names(root: Path, asked_by: str = _FLAG) -> list[str]:

@@ -286,7 +286,7 @@ class RunningVersions:
 
     async def _free(self, version: ServedVersion) -> None:
         ended = self._ended.get(version)
-        if ended is not None:
+        if ended is not None and not ended.is_set():
             await ended.wait()
         version.servable.free()
 
@@ -442,7 +442,8 @@ async def _nobody_holds(version: ServedVersion) -> None:
             token.run_sync_soon(free.set)
 
     version.calls.close(tell)
-    await free.wait()
+    if not free.is_set():
+        await free.wait()
 
 
 def identity_of(version: VersionFolder, overridden: bool) -> object:

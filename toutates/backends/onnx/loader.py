@@ -92,9 +92,7 @@ class OnnxKind:
         ]
         shrinkage = settings.session.arena_shrinkage
         sized = settings.padding is not None or settings.ragged is not None
-        shares_arena = (
-            not (shrinkage or sized) and _on_cpu(options) and options[0].memory_arena and is_small(model_path)
-        )
+        shares_arena = not (shrinkage or sized) and _on_cpu(options) and options[0].memory_arena and is_small(version)
         if shares_arena:
             options = self._with_shared_arena(options)
         with explained(version.path):

@@ -13,12 +13,12 @@ import functools
 import logging
 import os
 import threading
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import onnxruntime
 
+from toutates.models.repository import VersionFolder
 from toutates.system.text import one_line
 
 __all__ = ["SHRINK_ENTRY", "TINY_MODEL", "USE_SHARED_ENTRY", "give_back_shared_arena", "is_small", "shared_arena"]
@@ -42,11 +42,13 @@ TINY_MODEL: Final = bytes.fromhex(
 )
 
 
-def is_small(model_path: Path) -> bool:
+def is_small(version: VersionFolder) -> bool:
     """Whether a model is small: the file and those beside it, where its weights may be."""
+    if version.size is not None:
+        return version.size < SMALL_BYTES
     size = 0
     try:
-        with os.scandir(model_path.parent) as entries:
+        with os.scandir(version.model_path.parent) as entries:
             for entry in entries:
                 size += entry.stat().st_size
                 if size >= SMALL_BYTES or entry.is_dir():

@@ -28,7 +28,7 @@ import trio
 
 from toutates.models.demand import DemandCounters, DemandState
 from toutates.models.manager import ModelManager
-from toutates.models.memory_size import VERSION_BYTES, files_size
+from toutates.models.memory_size import VERSION_BYTES, files_size, occupancy_of
 from toutates.models.repository import ModelFolder
 from toutates.models.residency import Residency, Resident
 from toutates.models.table import ServedVersion
@@ -603,7 +603,7 @@ class OnDemand:
     def _is_busy(self, model: str) -> bool:
         if model in self._wanted or not self._manager.is_free(model):
             return True
-        return any(version.servable.statistics().occupancy.in_flight for version in self._served(model))
+        return any(occupancy_of(version.servable).in_flight for version in self._served(model))
 
     async def _make_room(self, model: str, size: int) -> None:
         """Wait until there is room for a model, and have others leave; the room is then taken.

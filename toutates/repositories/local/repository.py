@@ -8,9 +8,10 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from toutates.models.config.misplaced import loose_graphs
-from toutates.models.repository import ModelFolder, model_names, scan
+from toutates.models.repository import ModelFolder, VersionFolder, is_plain_name, model_names, scan
 from toutates.repositories.interface import (
     Progress,
     Recalled,
@@ -20,10 +21,19 @@ from toutates.repositories.interface import (
 )
 from toutates.system.errors import ToutatesError
 from toutates.system.logs.limit import Told
+from toutates.system.remembered import Remembered
 
 __all__ = ["LocalRepository", "file_line", "with_fingerprints"]
 
 logger = logging.getLogger(__name__)
+
+#: Models of which it is remembered what a look has found; one of a few files takes about 3 KiB.
+MOST_SEEN: Final = 8_192
+#: Files and directories of such a model.
+MOST_FILES_SEEN: Final = 32
+#: For how long nothing of it has been changed, nanoseconds: what is written twice within one tick of the file system's
+#: clock, which is up to two seconds, looks the same.
+SETTLED_NS: Final = 3_000_000_000
 
 
 class LocalRepository:
@@ -47,6 +57,8 @@ class LocalRepository:
         #: graphs outside of models that the log has named, so that it is told once
         self._told = Told()
         self._statistics = RepositoryStatistics()
+        #: models that were looked at by their name, and what their files were before: the same files need no other look
+        self._seen = Remembered[str, tuple[str, ModelFolder]](MOST_SEEN)
 
     def scan(self, only: Collection[str] | None = None) -> list[ModelFolder]:
         """See ``Repository.scan``. Graphs that lie in no model's directory are said in the log, once."""
@@ -73,8 +85,19 @@ class LocalRepository:
         return {folder.name: None for folder in self.scan() if not folder.passed_over}
 
     def _scan(self, only: Collection[str] | None) -> list[ModelFolder]:
+        name = next(iter(only)) if only is not None and len(only) == 1 else ""
+        files = _files_of(os.path.join(self._root, name)) if is_plain_name(name) else None
+        if files is not None:
+            known = self._seen.get(name)
+            if known is not None and known[0] == files[0]:
+                return [known[1]]
         folders = scan(self._root, only, asked_by=self._asked_by, lone_name=self._lone_name)
-        return [_described(folder) for folder in folders]
+        found = [_described(folder) for folder in folders]
+        # What was written meanwhile makes the next look another one.
+        is_settled = files is not None and time.time_ns() - files[1] >= SETTLED_NS
+        if files is not None and is_settled and len(found) == 1 and not (found[0].passed_over or found[0].problem):
+            self._seen.put(name, (files[0], found[0]))
+        return found
 
     def recall(self, only: Collection[str] | None, reason: str) -> Recalled | None:
         """See ``Repository.recall``: what cannot be read now is not here."""
@@ -110,7 +133,17 @@ class LocalRepository:
 def _described(folder: ModelFolder) -> ModelFolder:
     if folder.passed_over:  # it may hold any number of files, and none of them matters
         return replace(folder, source=str(folder.path))
-    return with_fingerprints(folder, sorted(_entries(folder.path, "", set())), source=folder.source or str(folder.path))
+    found = sorted(_entries(folder.path, "", set()))
+    described = with_fingerprints(folder, [entry[:2] for entry in found], source=folder.source or str(folder.path))
+    return replace(described, versions=tuple(_sized(version, found) for version in described.versions))
+
+
+def _sized(version: VersionFolder, found: Sequence[tuple[str, str, int]]) -> VersionFolder:
+    """A version with the bytes of its files."""
+    if version.is_file or version.is_lone:
+        return version
+    start = f"{version.number}/"
+    return replace(version, size=sum([size for name, _, size in found if name.startswith(start)]))
 
 
 def with_fingerprints(folder: ModelFolder, lines: Sequence[tuple[str, str]], source: str) -> ModelFolder:
@@ -138,15 +171,19 @@ def file_line(path: Path | str, name: str) -> str:
         path: of the file.
         name: its path in the model.
     """
+    return _line_and_size(path, name)[0]
+
+
+def _line_and_size(path: Path | str, name: str) -> tuple[str, int]:
     try:
         status = os.stat(path)
     except OSError as error:
-        return f"{name}\0cannot be read: {error.errno}"
-    return f"{name}\0{status.st_size} {status.st_mtime_ns} {status.st_dev} {status.st_ino}"
+        return f"{name}\0cannot be read: {error.errno}", 0
+    return f"{name}\0{status.st_size} {status.st_mtime_ns} {status.st_dev} {status.st_ino}", status.st_size
 
 
-def _entries(directory: Path | str, start: str, above: set[tuple[int, int]]) -> Iterator[tuple[str, str]]:
-    """Every file and directory: its path in the model, and a line that changes when the file does.
+def _entries(directory: Path | str, start: str, above: set[tuple[int, int]]) -> Iterator[tuple[str, str, int]]:
+    """Every file and directory: its path in the model, a line that changes when the file does, and its bytes.
 
     Links are followed, since deployments swap models by them, but never in a circle.
     """
@@ -155,13 +192,13 @@ def _entries(directory: Path | str, start: str, above: set[tuple[int, int]]) -> 
         with os.scandir(directory) as entries:
             found = list(entries)
     except OSError as error:
-        yield start, f"{start} cannot be read: {error.errno}"
+        yield start, f"{start} cannot be read: {error.errno}", 0
         return
     identity = (status.st_dev, status.st_ino)
     if identity in above:
-        yield start, f"{start} leads to a directory above it"
+        yield start, f"{start} leads to a directory above it", 0
         return
-    yield start, f"{start} a directory"
+    yield start, f"{start} a directory", 0
     for entry in found:
         name = entry.name
         if not start and name.startswith("."):  # passed over by the scan as well
@@ -169,7 +206,38 @@ def _entries(directory: Path | str, start: str, above: set[tuple[int, int]]) -> 
         if _is_directory(entry):
             yield from _entries(entry.path, f"{start}{name}/", above | {identity})
             continue
-        yield f"{start}{name}", file_line(entry.path, f"{start}{name}")
+        yield f"{start}{name}", *_line_and_size(entry.path, f"{start}{name}")
+
+
+def _files_of(directory: str) -> tuple[str, int] | None:
+    """What tells whether anything in a model's directory changes.
+
+    Returns:
+        A text that is another one then, and when something was last changed, Unix time in nanoseconds; None where it
+        takes a closer look to tell.
+    """
+    lines: list[str] = []
+    changed_ns = 0
+    waiting = [directory]
+    try:
+        while waiting:
+            if len(lines) > MOST_FILES_SEEN:
+                return None
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+                    elif entry.is_symlink() and entry.is_dir():
+                        return None  # which may lead back
+                    status = entry.stat()
+                    changed_ns = max(changed_ns, status.st_ctime_ns)
+                    lines.append(
+                        f"{entry.path}\0{status.st_mode} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} "
+                        f"{status.st_dev} {status.st_ino}"
+                    )
+    except OSError:
+        return None
+    return "\n".join(sorted(lines)), changed_ns
 
 
 def _is_directory(entry: os.DirEntry[str]) -> bool:
