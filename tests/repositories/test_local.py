@@ -12,6 +12,7 @@ import trio
 from toutates.models.repository import ModelFolder
 from toutates.repositories.control.first_look import look_first
 from toutates.repositories.interface import Repository
+from toutates.repositories.local import repository as local_repository
 from toutates.repositories.local.repository import LocalRepository
 from toutates.repositories.opening import open_repositories
 from toutates.system.errors import ConfigurationError
@@ -52,6 +53,68 @@ CHANGES: list[tuple[str, Callable[[Path], object], set[int]]] = [
     ("m/config.pbtxt", lambda path: path.write_bytes(b"version_policy { all { } }"), set()),
     ("m/labels.txt", lambda path: path.write_bytes(b"other"), {1, 2}),
 ]
+
+
+@pytest.mark.parametrize(("name", "change", "versions"), CHANGES)
+def test_a_model_is_looked_at_again_after_any_change_and_not_without(
+    root: Path, monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[Path], object], versions: set[int]
+) -> None:
+    monkeypatch.setattr(local_repository, "SETTLED_NS", 0)
+    repository = LocalRepository(root)
+    [before] = repository.scan(["m"])
+    [same] = repository.scan(["m"])
+    assert same is before
+    change(root / name)
+    [after] = repository.scan(["m"])
+    assert after is not before
+    [fresh] = LocalRepository(root).scan(["m"])
+    assert after == fresh
+
+
+def test_what_was_just_written_is_not_remembered_because_a_second_change_may_look_the_same(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_repository, "SETTLED_NS", 3_600_000_000_000)
+    repository = LocalRepository(root)
+    [first] = repository.scan(["m"])
+    [second] = repository.scan(["m"])
+    assert first == second
+    assert first is not second
+
+
+def test_models_with_links_to_directories_or_many_files_are_looked_at_each_time(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_repository, "SETTLED_NS", 0)
+    repository = LocalRepository(root)
+    (root / "m" / "3").symlink_to(root / "m" / "1")
+    for number in range(local_repository.MOST_FILES_SEEN + 1):
+        (root / "n" / "1" / f"{number}").touch()
+    for name in ("m", "n"):
+        [first] = repository.scan([name])
+        [second] = repository.scan([name])
+        assert first == second
+        assert first is not second
+    assert len(repository._seen) == 0
+
+
+@pytest.mark.parametrize("name", ["..", ".", "", "m/1", "../root/m", "m\0", "nobody"])
+def test_only_directories_of_the_repository_are_looked_into(
+    root: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+    repository = LocalRepository(root)
+    monkeypatch.setattr(local_repository, "_files_of", looked.append)
+    assert repository.scan([name]) == []
+    assert looked == ([str(root / name)] if name == "nobody" else [])
+
+
+def test_sizes_of_versions_are_known_from_the_look(root: Path) -> None:
+    [folder] = LocalRepository(root).scan(["m"])
+    assert [version.size for version in folder.versions] == [
+        len("m/1/model.onnx") + len("m/1/weights/a.data"),
+        len("m/2/model.onnx"),
+    ]
 
 
 @pytest.mark.parametrize(("name", "change", "versions"), CHANGES)

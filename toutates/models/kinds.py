@@ -102,9 +102,8 @@ def load_version(
     began_ns = time.monotonic_ns()
     # Not on the manager's CPU alone, which the thread inherits, and threads that a backend starts would too.
     with running_on(placement.anywhere, placement.anywhere):
-        configuration = _configuration(
-            version, kinds, overridden=overridden, again=measured and version.size is not None
-        )
+        again = measured and version.size is not None
+        configuration = _configuration(version, kinds, overridden=overridden, again=again)
         check_cache_settings(model, configuration)
         check_latency_target(model, configuration)
         served = _kind_of(kinds, configuration).load(model, configuration)

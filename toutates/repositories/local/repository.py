@@ -221,10 +221,10 @@ def _files_of(directory: str) -> tuple[str, int] | None:
     waiting = [directory]
     try:
         while waiting:
-            if len(lines) > MOST_FILES_SEEN:
-                return None
             with os.scandir(waiting.pop()) as entries:
                 for entry in entries:
+                    if len(lines) == MOST_FILES_SEEN:
+                        return None
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(entry.path)
                     elif entry.is_symlink() and entry.is_dir():
