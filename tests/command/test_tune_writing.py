@@ -44,6 +44,13 @@ def test_beside_models_the_configuration_before_is_kept(models: Path) -> None:
     assert sorted(str(path.relative_to(models)) for path in paths) == sorted(expected)
 
 
+def test_the_first_file_is_put_beside_a_model(models: Path) -> None:
+    (models / "a" / "config.pbtxt").write_text("old")
+    paths = write_beside_models([Written(models / "a", {"config.pbtxt": "new"})])
+    assert [path.name for path in paths] == ["config.pbtxt.before", "config.pbtxt"]
+    assert files_of(models) == {"a/config.yaml": "old", "a/config.pbtxt": "new", "a/config.pbtxt.before": "old"}
+
+
 def test_new_folders_get_both_files(models: Path) -> None:
     target = models.parent / "out"
     texts = {"config.yaml": "new", "config.pbtxt": "new too"}

@@ -9,7 +9,7 @@ from toutates.bench.calls import Refused
 from toutates.tune.accuracy import Accuracy
 from toutates.tune.copies import KINDS, NotMade, make_copy
 from toutates.tune.measuring import Bench
-from toutates.tune.space import COPY, Configs
+from toutates.tune.space import COPY, ONNX, Configs
 from toutates.tune.tuning import Tuning
 
 __all__ = ["copy_name", "near_copies"]
@@ -28,7 +28,7 @@ def near_copies(
     tuning: Tuning,
     tell: Callable[[str], None],
 ) -> dict[str, list[str]]:
-    """Make copies of all models, and compare their answers one by one.
+    """Make copies of all ONNX models, and compare their answers one by one.
 
     Args:
         bench: with the models loaded as they are.
@@ -48,7 +48,8 @@ def near_copies(
     return {
         model: found
         for model, config in base.items()
-        if (found := _of_model(bench, model, versions[model] / config[COPY], accuracy, tuning, tell))
+        if config["backend"] in ONNX
+        and (found := _of_model(bench, model, versions[model] / config[COPY], accuracy, tuning, tell))
     }
 
 

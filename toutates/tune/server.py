@@ -1,7 +1,7 @@
 """The server that candidates are loaded into: a process with a repository of its own, which both go at the end.
 
-The user's files are only read. A candidate is a config.yaml for each model in the repository, put there by renaming,
-and one call of RepositoryModelLoad; the server itself goes on.
+The user's files are only read. A candidate is a config.yaml, or a config.pbtxt, for each model in the repository, put
+there by renaming, and one call of RepositoryModelLoad; the server itself goes on.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from toutates.bench.calls import SERVICE, ask
 from toutates.bench.endpoint import GRPC, Endpoint
 from toutates.protocol.grpc_service_pb2 import RepositoryModelLoadRequest
 from toutates.system.errors import ConfigurationError
+from toutates.tune.declared import Declared
 
-__all__ = ["CONFIG_NAME", "Server", "ServerFailed", "copy_model"]
+__all__ = ["CONFIG_NAME", "PBTXT_NAME", "Server", "ServerFailed", "copy_model"]
 
 CONFIG_NAME: Final = "config.yaml"
-_PBTXT: Final = "config.pbtxt"
+PBTXT_NAME: Final = "config.pbtxt"
 _SERVING: Final = re.compile(r"serving gRPC on 127\.0\.0\.1:(\d+)")
 _START_S: Final = 120.0
 _STOP_S: Final = 10.0
@@ -51,10 +52,19 @@ class Server:
         versions: of each model the directory of its version there.
         log: a file that gets the server's log.
         flags: further ones.
+        declared: the models whose configuration is a config.pbtxt, with it.
     """
 
-    def __init__(self, repository: Path, versions: Mapping[str, Path], log: Path, flags: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        repository: Path,
+        versions: Mapping[str, Path],
+        log: Path,
+        flags: Sequence[str] = (),
+        declared: Mapping[str, Declared] | None = None,
+    ) -> None:
         self._repository, self.versions, self._log, self._flags = repository, versions, log, flags
+        self._declared = declared or {}
         self._process: subprocess.Popen[bytes] | None = None
         self._port = 0
 
@@ -118,10 +128,14 @@ class Server:
 
     def write(self, model: str, config: Mapping[str, Any]) -> None:
         """Put a configuration into the repository, without loading it."""
-        version = self.versions[model]
-        beside = version / f".{CONFIG_NAME}"
-        beside.write_text(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True), encoding="utf-8")
-        beside.replace(version / CONFIG_NAME)
+        path, declared = self.versions[model] / CONFIG_NAME, self._declared.get(model)
+        if declared is None:
+            text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
+        else:
+            path, text = self.versions[model].with_name(PBTXT_NAME), declared.text(config)
+        beside = path.with_name(f".{path.name}")
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
 
     def has_ended(self) -> str:
         """What it said last, if it has ended; "" while it runs."""
@@ -164,13 +178,13 @@ def copy_model(model_dir: Path, version_dir: Path, number: int, repository: Path
         shutil.copytree(version_dir, target, copy_function=_link_or_copy)
         if version_dir != model_dir:
             for entry in model_dir.iterdir():
-                if entry.name.isdigit() or (entry.name == _PBTXT and not as_it_is):
+                if entry.name.isdigit() or (entry.name == PBTXT_NAME and not as_it_is):
                     continue
                 if entry.is_dir():
                     shutil.copytree(entry, root / entry.name, copy_function=_link_or_copy)
                 else:
                     _link_or_copy(str(entry), str(root / entry.name))
-        for name in () if as_it_is else (CONFIG_NAME, _PBTXT):  # a config.yaml is going to say all of it
+        for name in () if as_it_is else (CONFIG_NAME, PBTXT_NAME):  # a file of its own is going to say all of it
             (target / name).unlink(missing_ok=True)
     except (OSError, shutil.Error) as error:
         raise ConfigurationError(

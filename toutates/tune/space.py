@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Final
 
 from toutates.tune.search import Point
 
-__all__ = ["COPY", "TUNED", "Axis", "Changes", "Configs", "Space", "axes_of"]
+__all__ = ["COPY", "ONNX", "Axis", "Changes", "Configs", "Space", "axes_of"]
 
 #: Of each model, by its name: all keys of its configuration, and those that are changed.
 Configs = Mapping[str, Mapping[str, Any]]
 Changes = Mapping[str, Mapping[str, Any]]
 
-#: Backends of models whose configuration a config.yaml can say as a whole.
-TUNED: Final = ("supertensor", "onnxruntime", "text")
+#: Backends that compute by ONNX Runtime's sessions.
+ONNX: Final = ("supertensor", "onnxruntime", "text")
+#: Of other backends, the parameter that has the threads of a run.
+_THREADS: Final[Mapping[str, str]] = {
+    "fil": "cpu_nthread",
+    "lightgbm": "threads",
+    "openvino": "INFERENCE_NUM_THREADS",
+    "pytorch": "INTRA_OP_THREAD_COUNT",
+    "xgboost": "threads",
+}
+#: The backend whose instances are processes, which may wait for other things than a core.
+_PROCESSES: Final = "python"
 #: The key whose values are the model's file and copies of it in other types.
 COPY: Final = "model_filename"
 
@@ -33,7 +43,10 @@ _LONGEST: Final = 2**20
 #: A configuration may have so many.
 _MOST_BUCKETS: Final = 128
 #: Keys that interact, and are changed two at a time where no single step helps.
-_PAIRED: Final = ("batch_size", "num_executors", "session.intra_threads", "max_queue_delay_us")
+_PAIRED: Final = (
+    *("batch_size", "num_executors", "session.intra_threads", "max_queue_delay_us"),
+    *(f"parameters.{name}" for name in sorted(set(_THREADS.values()))),
+)
 _BUCKETS: Final = "padding.buckets"
 
 
@@ -123,13 +136,17 @@ def _config(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
 
 def _value(config: Mapping[str, Any], name: str) -> Any:
     outer, dot, inner = name.partition(".")
-    if dot:
-        return (config.get(outer) or {}).get(inner, _WITHOUT[name])
-    return config[name]
+    if not dot:
+        return config[name]
+    value = (config.get(outer) or {}).get(inner, _WITHOUT[name])
+    # Parameters are texts.
+    return int(value) if isinstance(value, str) and outer == _PARAMETERS and value.isdecimal() else value
 
 
+_PARAMETERS: Final = "parameters"
 #: What holds where the key is not there.
 _WITHOUT: Final[Mapping[str, Any]] = {
+    **{f"{_PARAMETERS}.{name}": 1 for name in _THREADS.values()},
     "session.intra_threads": 1,
     "session.graph_level": "all",
     "session.memory_arena": True,
@@ -148,6 +165,7 @@ def axes_of(
     least_rows: int = 1,
     copies: Sequence[str] = (),
     ranges: Mapping[str, Sequence[int]] | None = None,
+    keys: Collection[str] | None = None,
 ) -> list[Axis]:
     """What may be changed of a model.
 
@@ -158,35 +176,42 @@ def axes_of(
         least_rows: of a request.
         copies: names of files with the model in other types.
         ranges: values that are tried of some keys, in place of the usual ones.
+        keys: that may be changed, without what is within them; None for all.
     """
     ranges = ranges or {}
     most = min(_MOST_PARALLEL, 1 << max(0, math.ceil(math.log2(cores))))
     parallel = [1 << power for power in range(most.bit_length()) if 1 << power <= max(1, cores)]
-    batches = bool(base.get("batching"))
+    batches, backend = bool(base.get("batching")), base["backend"]
     axes = []
 
     def add(name: str, values: Sequence[int]) -> None:
-        axes.append(Axis(model, name, sorted({*ranges.get(name, values), _value(base, name)})))
+        own = _value(base, name)
+        if isinstance(own, int):  # a parameter may be a word
+            axes.append(Axis(model, name, sorted({*ranges.get(name, values), own})))
 
     if batches:
         rows = [1 << power for power in range(_MOST_ROWS.bit_length()) if least_rows <= 1 << power <= _MOST_ROWS]
         add("batch_size", rows)
-    add("num_executors", parallel)
-    add("session.intra_threads", parallel)
+    add("num_executors", [*parallel, 2 * parallel[-1]] if backend == _PROCESSES else parallel)
+    if backend in ONNX:
+        add("session.intra_threads", parallel)
+    elif backend in _THREADS:
+        add(f"{_PARAMETERS}.{_THREADS[backend]}", parallel)
     if copies:
         axes.append(Axis(model, COPY, [base[COPY], *copies]))
     if base.get("padding"):
         add("padding.max_batch_tokens", _TOKENS)
         axes.append(Axis(model, _BUCKETS, _buckets(_value(base, _BUCKETS))))
-    elif base["backend"] == "text":
-        add("parameters.max_batch_tokens", _TOKENS)
+    elif backend == "text":
+        add(f"{_PARAMETERS}.max_batch_tokens", _TOKENS)
     if batches:
         add("max_queue_delay_us", _DELAYS_US)
-    axes.append(Axis(model, "session.graph_level", _LEVELS))
-    axes.append(Axis(model, "session.memory_arena", (False, True)))
-    if not base.get("padding") and base["backend"] != "text":  # where it has no effect
-        axes.append(Axis(model, "session.memory_pattern", (False, True)))
-    return axes
+    if backend in ONNX:
+        axes.append(Axis(model, "session.graph_level", _LEVELS))
+        axes.append(Axis(model, "session.memory_arena", (False, True)))
+        if not base.get("padding") and backend != "text":  # where it has no effect
+            axes.append(Axis(model, "session.memory_pattern", (False, True)))
+    return axes if keys is None else [axis for axis in axes if axis.name.partition(".")[0] in keys]
 
 
 def _buckets(own: list[int]) -> list[list[int]]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from statistics import median
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -14,6 +14,7 @@ from toutates.bench.calls import Refused
 from toutates.bench.comparison import block_order
 from toutates.tune.accuracy import Accuracy
 from toutates.tune.constraints import Constraint
+from toutates.tune.finalists import order, still_in
 from toutates.tune.measuring import Bench, Sample
 from toutates.tune.scores import UNUSABLE, Score, score_of
 from toutates.tune.search import Point, batch_of_profile, climb, fit_line
@@ -30,9 +31,9 @@ _PROFILE_ROWS: Final = 16
 _USUAL_ROWS: Final = 64
 #: How notes on the loads of each begin.
 _IN_TURNS: Final = ("in turns, as it is", "in turns, the best")
-#: So many of the best of the search are measured again, so often, if they are near the best one: single loads vary.
+#: So many of the best of the search are measured again, so often at most, if they are near the best one.
 _AGAIN: Final = 4
-_LOADS_AGAIN: Final = 2
+_ROUNDS: Final = 5
 _NEAR: Final = 0.15
 #: Candidates that are compared with the configuration as it is, if constraints do not hold for the first one there.
 _FINALISTS: Final = 2
@@ -204,10 +205,16 @@ def _search(
 ) -> dict[Point, Trial]:
     wanted, by_point = tuning.wanted, dict[Point, Trial]()
     steps = climb([len(axis.values) for axis in space.axes], starts, wanted.points, space.pairs)
+    best: Score | None = None
     try:
         point = next(steps)
         while True:
-            trial = by_point[point] = _try(bench, space, point, wanted)
+            trial = _try(bench, space, point, wanted)
+            if best is None or trial.score.beats(best):
+                # One load may be a lucky one, which nothing better would beat afterwards.
+                trial = _both(trial, _try(bench, space, point, wanted))
+                best = trial.score if best is None or trial.score.beats(best) else best
+            by_point[point] = trial
             tuning.trials.append(trial)
             tell(f"{len(by_point):3}  {_figures(trial.sample)}  {tuning.shown_changes(trial.changes) or 'as it is'}")
             point = steps.send(trial.score)
@@ -234,19 +241,27 @@ def _again(
     tuning: Tuning,
     tell: Callable[[str], None],
 ) -> list[Point]:
-    """The points in their order, the first of them by several loads: one load may be a lucky one."""
+    """The points in their order, the first of them by further loads alone: of many loads the best was a lucky one."""
     first = [point for point in ranked if point != space.start][:_AGAIN]
     first = [point for point in first if by_point[point].score.beats(by_point[ranked[0]].score, -_NEAR)]
     if len(first) < 2:
         return list(ranked)
-    values: dict[Point, list[float]] = {point: [by_point[point].score.value] for point in first}
-    for _ in range(_LOADS_AGAIN):
-        for point in first:
+    values: dict[Point, list[float]] = {point: [] for point in first}
+    running, rng = list(first), np.random.default_rng()
+    for _ in range(_ROUNDS):
+        for place in rng.permutation(len(running)):
+            point = running[place]
             trial = _try(bench, space, point, tuning.wanted)
             values[point].append(0.0 if trial.score.excess else trial.score.value)
-    order = sorted(first, key=lambda point: -median(values[point]))
-    tell(f"the first {len(first)} of the search were measured again; first is {_name(space, order[0], tuning)}")
-    return [*order, *(point for point in ranked if point not in first)]
+        running = still_in({point: values[point] for point in running})
+        if len(running) < 2:
+            break
+    # Who was measured to the end is before those who were out earlier.
+    rounds = max(map(len, values.values()))
+    found = order({point: own for point, own in values.items() if len(own) == rounds})
+    found += order({point: own for point, own in values.items() if len(own) < rounds})
+    tell(f"the first {len(first)} of the search were measured again; first is {_name(space, found[0], tuning)}")
+    return [*found, *(point for point in ranked if point not in first)]
 
 
 def _name(space: Space, point: Point, tuning: Tuning) -> str:
@@ -261,6 +276,15 @@ def _try(bench: Bench, space: Space, point: Point, wanted: Wanted) -> Trial:
         sample = bench.candidate(space.configs(point), afresh=True)
     score = UNUSABLE if sample.fault else score_of(sample.figures, wanted.objective, wanted.constraints)
     return Trial(space.changes(point), sample, score)
+
+
+def _both(one: Trial, other: Trial) -> Trial:
+    """A configuration by two loads: the mean of their figures, and the worse one if it does not hold what it has to."""
+    if one.score.excess or other.score.excess:
+        return max(one, other, key=lambda trial: trial.score.excess)
+    figures = _mean([one.sample.figures, other.sample.figures])
+    sample = replace(one.sample, figures=figures, doubt=one.sample.doubt or other.sample.doubt)
+    return Trial(one.changes, sample, Score(0.0, math.sqrt(one.score.value * other.score.value)))
 
 
 def _compare(bench: Bench, space: Space, point: Point, tuning: Tuning, tell: Callable[[str], None]) -> bool:

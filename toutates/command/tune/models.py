@@ -12,7 +12,9 @@ import yaml
 from toutates.command.config import print_warnings, require_model_dir
 from toutates.models.repository import VersionFolder, scan, scan_model
 from toutates.system.errors import ConfigurationError
-from toutates.tune.space import TUNED
+from toutates.tune.declared import Declared
+from toutates.tune.server import CONFIG_NAME, PBTXT_NAME
+from toutates.tune.space import ONNX
 
 __all__ = ["Found", "OneModel", "find_models"]
 
@@ -25,11 +27,18 @@ class OneModel:
         path: its folder.
         version: of it.
         base: all keys of its configuration.
+        declared: its config.pbtxt, where that has to say them; None where a config.yaml can.
     """
 
     path: Path
     version: VersionFolder
     base: dict[str, Any]
+    declared: Declared | None = None
+
+    @property
+    def config_path(self) -> Path:
+        """Where its configuration lies, if there is one."""
+        return self.version.path / CONFIG_NAME if self.declared is None else self.path / PBTXT_NAME
 
 
 @dataclass(slots=True)
@@ -38,7 +47,7 @@ class Found:
 
     Attributes:
         tuned: whose keys are changed, by their names.
-        served: as they are: ensembles of these, and models of other backends; members before what is made of them.
+        served: as they are: ensembles of these, members before what is made of them.
         asked: names of those that requests are to.
     """
 
@@ -84,7 +93,7 @@ def find_models(
             "has nothing to tune",
             key="MODEL_DIR",
             value=str(folders[0]),
-            remedy="name ONNX or text models; others stay as they are, because a config.pbtxt declares their tensors",
+            remedy="name models, or ensembles of models that have some",
         )
     return found
 
@@ -121,11 +130,15 @@ def _add(
     print_warnings(folder)
     base = yaml.safe_load(configuration(folder, version, "yaml"))
     chosen = next(one for one in reversed(scan_model(folder).versions) if version in (None, one.number))
-    model = OneModel(folder, chosen, base)
     found.asked.append(folder.name)
     if base["backend"] == "ensemble":
         for name in dict.fromkeys(str(step["model"]) for step in base["steps"]):
             members.add(name)
             _add(found, folder.parent / name, None, configuration, members)
-    # A config.yaml cannot declare tensors, as other models need it.
-    (found.tuned if base["backend"] in TUNED else found.served)[folder.name] = model
+        found.served[folder.name] = OneModel(folder, chosen, base)
+        return
+    declared = None
+    if base["backend"] not in ONNX and chosen.triton is not None and not (chosen.path / CONFIG_NAME).exists():
+        declared = Declared(configuration(folder, version, "pbtxt"))
+        base = declared.base(base)
+    found.tuned[folder.name] = OneModel(folder, chosen, base, declared)

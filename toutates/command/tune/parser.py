@@ -99,7 +99,8 @@ def tune_parser() -> Parser:
     group.add_argument(
         "--write",
         action="store_true",
-        help="write config.yaml beside the model instead; the one before is kept as config.yaml.before",
+        help="write config.yaml (config.pbtxt where that declares tensors) beside the model instead; the one before is "
+        "kept, with .before behind its name",
     )
     group.add_argument("--json", metavar="FILE", help="write all figures as JSON")
     group.add_argument("--html", metavar="FILE", help="write a page with plots, which needs no other file")

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -27,9 +27,8 @@ from toutates.command.settings import settings_of
 from toutates.command.tune.models import Found, find_models
 from toutates.command.tune.reading import Job, read_jobs
 from toutates.command.tune.writing import (
-    BEFORE,
-    PBTXT,
     Written,
+    before,
     changed_since,
     seen,
     write_beside_models,
@@ -43,7 +42,7 @@ from toutates.tune.measuring import Bench
 from toutates.tune.near_copies import near_copies
 from toutates.tune.report import to_json, to_lines
 from toutates.tune.report_html import write_html
-from toutates.tune.server import CONFIG_NAME, Server, ServerFailed, copy_model
+from toutates.tune.server import CONFIG_NAME, PBTXT_NAME, Server, ServerFailed, copy_model
 from toutates.tune.space import COPY, Space, axes_of
 from toutates.tune.tuning import Tuning, Wanted, tune
 
@@ -86,7 +85,8 @@ def run_tune(parsed: argparse.Namespace) -> int:
 def _run_job(job: Job, configuration: Configuration, passed_on: Sequence[str]) -> tuple[int, bool]:
     """Do one tuning; returns its exit code, and whether it was interrupted."""
     try:
-        found = find_models(job.folders, job.version, configuration)
+        with _leaving_no_bytecode():
+            found = find_models(job.folders, job.version, configuration)
     except (ConfigurationError, ModelLoadError) as error:
         if isinstance(error, ConfigurationError) and error.key == "MODEL_DIR":
             raise
@@ -96,8 +96,15 @@ def _run_job(job: Job, configuration: Configuration, passed_on: Sequence[str]) -
         raise ConfigurationError(
             "is no model that is asked", key="--weight", value=unknown[0], remedy=f"name {', '.join(found.asked)}"
         )
+    if not job.accuracy and all(len(axis.values) < 2 for axis in _space(job, found, {}).axes):
+        raise ConfigurationError(
+            "has nothing to tune",
+            key="MODEL_DIR",
+            value=str(job.folders[0]),
+            remedy="on this machine its configuration has no key with more than one value",
+        )
     targets = _targets(job, found)
-    before = seen([folder for one in found.tuned.values() for folder in {one.path, one.version.path}])
+    then = seen([folder for one in found.tuned.values() for folder in {one.path, one.version.path}])
     rows = job.data.batch or 1
     load = f"{job.under_way} requests at a time of {rows} row{'s' if rows > 1 else ''}, {job.seconds:g} s each"
     wanted = Wanted(
@@ -114,11 +121,12 @@ def _run_job(job: Job, configuration: Configuration, passed_on: Sequence[str]) -
                 )
                 for name, one in found.all().items()
             }
-            server = Server(repository, places, Path(folder, "log"), passed_on)
+            declared = {name: one.declared for name, one in found.tuned.items() if one.declared is not None}
+            server = Server(repository, places, Path(folder, "log"), passed_on, declared)
             fault = _tune(job, found, server, Path(folder), tuning)
             if not fault and tuning.chosen is not None:
                 written = _results(tuning, found, server, targets, configuration)
-                changed = changed_since(before)
+                changed = changed_since(then)
                 if changed:
                     fault = f"'{changed[0]}' was changed meanwhile; nothing is written, tune again"
         except KeyboardInterrupt:
@@ -129,7 +137,7 @@ def _run_job(job: Job, configuration: Configuration, passed_on: Sequence[str]) -
             _failed(fault)
         elif tuning.chosen is not None:
             for path in (write_beside_models if job.write else write_files)(written):
-                print(f"{'before: ' if path.name == BEFORE else 'written:'} {path}")
+                print(f"{'before: ' if path.suffix == '.before' else 'written:'} {path}")
     _reports(job, tuning)
     return EXIT_FAILURE if fault or tuning.stopped or tuning.missed else EXIT_OK, tuning.stopped
 
@@ -146,6 +154,8 @@ def _tune(job: Job, found: Found, server: Server, folder: Path, tuning: Tuning) 
     try:
         with contextlib.closing(bench):
             bench.start(base)
+            if any(bench.facts(name).decoupled for name in found.asked):  # which answer over streams alone
+                questions = replace(questions, streams=True)
             bench.begin(_with_lengths(job, found, bench, questions, folder))
             copies = near_copies(bench, base, server.versions, job.accuracy, tuning, tell) if job.accuracy else {}
             if copies and job.data.source == RANDOM:
@@ -153,7 +163,10 @@ def _tune(job: Job, found: Found, server: Server, folder: Path, tuning: Tuning) 
             tune(bench, _space(job, found, copies), tuning, tell)
     except (ServerFailed, Refused, Unreachable, LoadFailed) as error:
         tuning.chosen, tuning.failed = None, True
-        return f"'{tuning.title}' cannot be measured: {error}"
+        # Pictures, for example, are not made by chance.
+        made_up = isinstance(error, Refused) and job.data.source == RANDOM and not tuning.trials
+        advice = "; if random values are not what it takes, name requests by --data FILE" if made_up else ""
+        return f"'{tuning.title}' cannot be measured: {error}{advice}"
     return ""
 
 
@@ -162,7 +175,8 @@ def _space(job: Job, found: Found, copies: Mapping[str, Sequence[str]]) -> Space
     for name, one in found.tuned.items():
         ranges = job.ranges.get(name, {})
         least = job.data.batch or 1 if name in found.asked else found.rows_of_ensembles(name)
-        own = axes_of(name, one.base, _cores(), least_rows=least, copies=copies.get(name, ()), ranges=ranges)
+        keys = one.declared.keys if one.declared is not None else None
+        own = axes_of(name, one.base, _cores(), least_rows=least, copies=copies.get(name, ()), ranges=ranges, keys=keys)
         axes += [axis for axis in own if not job.only_ranges or axis.name in ranges]
     return Space({name: one.base for name, one in found.tuned.items()}, axes)
 
@@ -228,14 +242,15 @@ def _targets(job: Job, found: Found) -> dict[str, Path]:
     """
     if job.write:
         for one in found.tuned.values():
-            if (one.version.path / CONFIG_NAME).exists() and (one.version.path / BEFORE).exists():
+            kept = before(one.config_path)
+            if one.config_path.exists() and kept.exists():
                 raise ConfigurationError(
-                    f"already has a {BEFORE}, which is not overwritten",
+                    f"already has a {kept.name}, which is not overwritten",
                     key="--write",
-                    value=str(one.version.path),
+                    value=str(kept.parent),
                     remedy="move it",
                 )
-        return {name: one.version.path for name, one in found.tuned.items()}
+        return {name: one.config_path.parent for name, one in found.tuned.items()}
     several = len(found.tuned) > 1
     output = job.output or Path(os.path.abspath("tuned" if several else f"{next(iter(found.tuned))}-tuned"))
     for one in found.tuned.values():
@@ -252,7 +267,7 @@ def _targets(job: Job, found: Found) -> dict[str, Path]:
         )
     targets = {name: output / name if several else output for name in found.tuned}
     for target in targets.values():
-        for name in (CONFIG_NAME, PBTXT):
+        for name in (CONFIG_NAME, PBTXT_NAME):
             if (target / name).exists():
                 raise ConfigurationError(
                     f"already has a {name}, which is not overwritten",
@@ -271,14 +286,29 @@ def _results(
     for name, config in (tuning.chosen or {}).items():
         server.write(name, config)
         place, number = server.versions[name], found.tuned[name].version.number
-        texts = {
-            file: configuration(place.parent, number, form) for file, form in ((CONFIG_NAME, "yaml"), (PBTXT, "pbtxt"))
-        }
+        forms = {CONFIG_NAME: "yaml", PBTXT_NAME: "pbtxt"}
+        if found.tuned[name].declared is not None:
+            del forms[CONFIG_NAME]
+        texts = {file: configuration(place.parent, number, form) for file, form in forms.items()}
         copies = {}
         if config.get(COPY) != found.tuned[name].base.get(COPY):
             copies[config[COPY]] = place / config[COPY]
         written.append(Written(targets[name], texts, copies))
     return written
+
+
+@contextlib.contextmanager
+def _leaving_no_bytecode() -> Iterator[None]:
+    """Python models are imported to be looked at, from their own folders."""
+    name = "PYTHONDONTWRITEBYTECODE"
+    own = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if own is not None:
+            os.environ[name] = own
 
 
 def _reports(job: Job, tuning: Tuning) -> None:

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Final
 
 from toutates.system.errors import ConfigurationError
-from toutates.tune.server import CONFIG_NAME
+from toutates.tune.server import CONFIG_NAME, PBTXT_NAME
 
-__all__ = ["BEFORE", "PBTXT", "Written", "changed_since", "seen", "write_beside_models", "write_files"]
+__all__ = ["Written", "before", "changed_since", "seen", "write_beside_models", "write_files"]
 
-PBTXT: Final = "config.pbtxt"
-BEFORE: Final = f"{CONFIG_NAME}.before"
+_BEFORE: Final = ".before"
 
 Seen = Mapping[Path, tuple[int, ...]]
 
@@ -28,7 +27,7 @@ class Written:
 
     Attributes:
         folder: where to.
-        texts: by the names of files.
+        texts: by the names of files. The first is the one that is put beside a model.
         copies: further files, by their names there, and where they are now.
     """
 
@@ -37,18 +36,23 @@ class Written:
     copies: Mapping[str, Path] = field(default_factory=dict)
 
 
+def before(path: Path) -> Path:
+    """Where the file that a path had before is kept."""
+    return path.with_name(path.name + _BEFORE)
+
+
 def seen(folders: Sequence[Path]) -> Seen:
     """What tells whether a file of these folders changes: inode, size and times, with those that are not there yet."""
     return {
         path: _stamp(path)
         for folder in folders
-        for path in {folder / CONFIG_NAME, folder / PBTXT, *(one for one in folder.iterdir() if one.is_file())}
+        for path in {folder / CONFIG_NAME, folder / PBTXT_NAME, *(one for one in folder.iterdir() if one.is_file())}
     }
 
 
-def changed_since(before: Seen) -> list[Path]:
+def changed_since(then: Seen) -> list[Path]:
     """Files that were changed, or came, or went."""
-    return sorted(path for path, stamp in before.items() if _stamp(path) != stamp)
+    return sorted(path for path, stamp in then.items() if _stamp(path) != stamp)
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
@@ -77,10 +81,10 @@ def write_files(models: Sequence[Written]) -> list[Path]:
 
 
 def write_beside_models(models: Sequence[Written]) -> list[Path]:
-    """Put config.yaml into the folders of versions, with the one before as BEFORE; returns the files.
+    """Put the configuration where models have theirs, and keep the one that was there; returns the files.
 
     Raises:
-        ConfigurationError: a file cannot be written, or there is a BEFORE; then all is as it was.
+        ConfigurationError: a file cannot be written, or one that was before is kept already; then all is as it was.
     """
     made: list[Path] = []
     replaced: list[Path] = []
@@ -90,13 +94,13 @@ def write_beside_models(models: Sequence[Written]) -> list[Path]:
             for model in models:
                 for name, source in model.copies.items():
                     made.append(_put(model.folder / name, source))
-                new = fresh[model.folder] = model.folder / f".{CONFIG_NAME}.new"
+                name, text = next(iter(model.texts.items()))
+                new = fresh[model.folder / name] = model.folder / f".{name}.new"
                 new.unlink(missing_ok=True)  # of a run that was killed
-                _put(new, model.texts[CONFIG_NAME])
-            for folder, new in fresh.items():
-                own = folder / CONFIG_NAME
+                _put(new, text)
+            for own, new in fresh.items():
                 if own.exists():
-                    _link(own, folder / BEFORE)  # and not renamed: a server never finds the folder without the file
+                    _link(own, before(own))  # and not renamed: a server never finds the folder without the file
                     replaced.append(own)
                 else:
                     made.append(own)
@@ -104,7 +108,7 @@ def write_beside_models(models: Sequence[Written]) -> list[Path]:
         finally:
             for new in fresh.values():
                 new.unlink(missing_ok=True)
-    return [*(own.with_name(BEFORE) for own in replaced), *(m.folder / CONFIG_NAME for m in models), *_copies(models)]
+    return [*map(before, replaced), *fresh, *_copies(models)]
 
 
 def _copies(models: Sequence[Written]) -> Iterator[Path]:
@@ -145,10 +149,10 @@ def _undone(made: list[Path], replaced: Sequence[Path] = ()) -> Iterator[None]:
         yield
     except BaseException:
         for own in replaced:
-            before = own.with_name(BEFORE)
+            kept = before(own)
             with contextlib.suppress(OSError):
-                before.replace(own)
-                before.unlink(missing_ok=True)  # renaming one name of a file to another one of it does nothing
+                kept.replace(own)
+                kept.unlink(missing_ok=True)  # renaming one name of a file to another one of it does nothing
         for path in made:
             with contextlib.suppress(OSError):
                 path.unlink()
