@@ -53,8 +53,12 @@ MOVING_NS: Final = 20_000
 MOST_MOVING_NS: Final = 1_000_000
 #: Outputs up to this size per batch are bound beforehand and copied out in one piece.
 MAX_BOUND_OUTPUT_BYTES: Final = 4 * 1024 * 1024
+#: The same where a backend keeps the buffers of its own, for each shape of BYTES that it has run.
+MAX_KEPT_OUTPUT_BYTES: Final = 65_536
 #: Rows of a request that take so much together may be run where they were received (``Batch.lent_at``).
 LEAST_LENT_BYTES: Final = 262_144
+#: Where BYTES are that stay where they are: nothing is bound to their address.
+ANYWHERE: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,7 @@ class Batch:
         busy: workers that have reserved rows and not committed them yet.
         lent: its rows, where these stay in the message that brought them: C-contiguous, with anything behind them. Such
             a batch belongs to one request, and lets go of the message once it has run.
-        lent_at: their address; 0 for rows of its own.
+        lent_at: their address, or ANYWHERE for BYTES, which are in ``pieces``; 0 for rows of its own.
         due_ns: until when it may wait for more rows while it is open, monotonic nanoseconds; see ``batch_queue``.
         pending: by port, the requests that wait for this batch; each list belongs to its port until the commit, and to
             the executor from when it takes the batch, which the lock puts after every port's commit.
@@ -259,6 +263,12 @@ class Lane:
         """A batch with memory of its own for ``room`` rows."""
         raise NotImplementedError
 
+    def new_lent_batch(self, ports: int, rows: int, address: int) -> Batch:
+        """A batch for ``rows`` rows that stay where they are, at ``address`` (``Batch.lent_at``)."""
+        batch = Batch(self, ports, rows)
+        batch.lent_at = address
+        return batch
+
     def inputs(self, batch: Batch, first: int, rows: int) -> dict[int, npt.NDArray[Any] | StringTensor]:
         """The inputs of a run of some rows of ``batch``: an array per input, by the input's index; BYTES as strings.
 
@@ -306,22 +316,10 @@ class PackedLane(Lane):
         row_total = sum(self.row_bytes)
         if signature.batched:
             self.batch_rows = max(1, min(batch_size, MAX_BATCH_BYTES // row_total))
-        self.known_outputs = self._read_known_outputs()
+        self.known_outputs = _known_outputs(signature, self.batch_rows, MAX_BOUND_OUTPUT_BYTES)
         self.row_memory = row_total + sum(self.known_outputs.row_bytes if self.known_outputs else ())
         self.room = self.batch_rows
         self.lent_rows = -(-LEAST_LENT_BYTES // row_total) if lends and len(tensors) == 1 else NEVER_LENT
-
-    def _read_known_outputs(self) -> Outputs | None:
-        """The form of the outputs where the graph fixes them and they are small; None leaves them to the backend."""
-        tensors = self.signature.outputs
-        if any(-1 in tensor.graph_shape or not tensor.datatype.size for tensor in tensors):
-            return None
-        if not self.signature.batched and any(not tensor.graph_shape for tensor in tensors):
-            return None  # no shape at all may be a scalar's, or a rank that the graph leaves open
-        row_bytes = tuple(prod(tensor.graph_shape) * tensor.datatype.size for tensor in tensors)
-        if 0 in row_bytes or sum(row_bytes) * self.batch_rows > MAX_BOUND_OUTPUT_BYTES:
-            return None
-        return Outputs((), row_bytes, tuple(tensor.graph_shape for tensor in tensors))
 
     def new_batch(self, ports: int, room: int) -> Batch:
         batch = Batch(self, ports, room)
@@ -336,9 +334,7 @@ class PackedLane(Lane):
         return batch
 
     def new_lent_batch(self, ports: int, rows: int, address: int) -> Batch:
-        """A batch for ``rows`` rows that stay where they are, at ``address``."""
-        batch = Batch(self, ports, rows)
-        batch.lent_at = address
+        batch = super().new_lent_batch(ports, rows, address)
         self._make_outputs(batch)
         return batch
 
@@ -382,10 +378,36 @@ def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
+def _known_outputs(signature: Signature, rows: int, most_bytes: int) -> Outputs | None:
+    """The form of the outputs where the graph fixes them and those of ``rows`` rows are small; else None."""
+    tensors = signature.outputs
+    if any(-1 in tensor.graph_shape or not tensor.datatype.size for tensor in tensors):
+        return None
+    if not signature.batched and any(not tensor.graph_shape for tensor in tensors):
+        return None  # no shape at all may be a scalar's, or a rank that the graph leaves open
+    row_bytes = tuple(prod(tensor.graph_shape) * tensor.datatype.size for tensor in tensors)
+    if 0 in row_bytes or sum(row_bytes) * rows > most_bytes:
+        return None
+    return Outputs((), row_bytes, tuple(tensor.graph_shape for tensor in tensors))
+
+
 class GatheredLane(Lane):
-    """A lane whose batches are lists of arrays, concatenated before a run. BYTES come as StringRows."""
+    """A lane whose batches are lists of arrays, concatenated before a run. BYTES come as StringRows.
+
+    Args:
+        lends: as of ``PackedLane``.
+
+    Attributes:
+        known_outputs: as of ``PackedLane``.
+        lends_strings: whether its one input is BYTES, which may be run where they were received.
+    """
 
     packed: ClassVar[bool] = False
+
+    def __init__(self, signature: Signature, row_shapes: RowShapes, batch_size: int, *, lends: bool = False) -> None:
+        super().__init__(signature, row_shapes, batch_size)
+        self.known_outputs = _known_outputs(signature, self.batch_rows, MAX_KEPT_OUTPUT_BYTES)
+        self.lends_strings = lends and len(row_shapes) == 1 and not signature.inputs[row_shapes[0][0]].datatype.size
 
     def new_batch(self, ports: int, room: int) -> Batch:
         return Batch(self, ports, room)

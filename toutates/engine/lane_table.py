@@ -87,7 +87,7 @@ class LaneTable:
 
     def _make(self, row_shapes: RowShapes) -> Lane:
         if not is_packed(self._signature, row_shapes):
-            return GatheredLane(self._signature, row_shapes, self._batch_size)
+            return GatheredLane(self._signature, row_shapes, self._batch_size, lends=self._lends)
         lane = PackedLane(self._signature, row_shapes, self._batch_size, self._pin, self._allocate, lends=self._lends)
         if self._row_share_bytes is not None:
             lane.room = max(1, min(lane.batch_rows, self._row_share_bytes // lane.row_memory))
@@ -132,7 +132,7 @@ class LaneTable:
         self.spare_bytes -= batch.memory_bytes
         return batch
 
-    def take_lent(self, lane: PackedLane, ports: int, rows: int, address: int) -> Batch:
+    def take_lent(self, lane: Lane, ports: int, rows: int, address: int) -> Batch:
         """A batch for ``rows`` rows that lie at ``address``: what backends have bound to them may be bound already."""
         return lane.lent.pop((address, rows), None) or lane.new_lent_batch(ports, rows, address)
 

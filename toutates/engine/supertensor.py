@@ -28,7 +28,7 @@ from typing import Final
 from toutates.engine.batch_queue import BatchQueue
 from toutates.engine.budget import YAML_KEYS, Bounds, Budget, Keys
 from toutates.engine.dispatcher import Dispatcher, ExecutorHandle, InlineRun
-from toutates.engine.lane import MAX_BATCH_BYTES, Allocate, Batch, Lane, LaneState, PackedLane, Pin, RowShapes
+from toutates.engine.lane import MAX_BATCH_BYTES, Allocate, Batch, Lane, LaneState, Pin, RowShapes
 from toutates.engine.lane_table import LaneTable
 from toutates.engine.padded.lanes import PaddedLanes
 from toutates.engine.padded.padding import Padding
@@ -209,11 +209,17 @@ class SuperTensor:
         self.queue.sealed.append(batch)
         return batch
 
-    def claim_lent(self, lane: PackedLane, rows: int, address: int) -> InlineRun | None:
-        """Claim an executor for the rows of one request, which stay where they are, at ``address``.
+    def claim_lent(self, lane: Lane, rows: int, address: int, held_bytes: int = 0) -> InlineRun | None:
+        """Claim an executor for the rows of one request, which stay where they are.
 
         Call with the lock held. The worker runs the batch at once, so that it never waits in the queue. None where
         copying the rows is better: as ``open_own_batch``, and where others share the open batch.
+
+        Args:
+            lane: of the rows.
+            rows: how many.
+            address: see ``Batch.lent_at``.
+            held_bytes: of rows whose size the lane does not know.
 
         Raises:
             InvalidRequest, Overloaded, ModelNotReady: as for any batch.
@@ -225,10 +231,9 @@ class SuperTensor:
             return None
         self._check_open()
         budget = self.budget
-        more = rows * lane.row_memory
+        more = rows * lane.row_memory + held_bytes
         if budget.rows + rows > budget.most_rows or budget.memory_bytes + more > budget.easy_bytes:
-            budget.check_rows(rows)
-            budget.check_buffers(lane, rows)
+            budget.check_fit(lane, rows, held_bytes)
         batch = self.lanes.take_lent(lane, len(self.ports), rows, address)
         if len(batch.pending) < len(self.ports):
             batch.add_ports(len(self.ports))
@@ -236,6 +241,7 @@ class SuperTensor:
         budget.rows += rows
         budget.memory_bytes += more
         batch.rows = batch.counted = rows
+        batch.held_bytes = held_bytes
         return idle.pop(), batch
 
     def claim(self, batch: Batch) -> ExecutorHandle | None:

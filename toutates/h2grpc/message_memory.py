@@ -27,6 +27,8 @@ MOST_LENT: Final = 4_096
 GROWTH: Final = 4
 #: Where messages end, whose last bytes may be a tensor that is used where it lies: a line of the cache.
 ALIGNMENT: Final = 64
+#: Bytes of memory behind every message: one whose last bytes are a string is read where it lies by who wants a 0 there.
+BEHIND: Final = 1
 #: From here on the system is asked for pages of 2 MiB, which cost a fortieth.
 HUGE_BYTES: Final = 4 * 1024 * 1024
 
@@ -179,7 +181,7 @@ class LargeMessage:
         assert self._memory is not None
         start = self._start
         size = start + min(self._size, GROWTH * least)
-        if self._memory.capacity < size:
+        if self._memory.capacity < size + BEHIND:
             self._view.release()
             MemoryPool.grow(self._memory, size)
         self._view = memoryview(self._memory)[start : start + self._size]
@@ -218,7 +220,7 @@ class MemoryPool:
         return self.lent < MOST_LENT
 
     def take(self, least: int) -> MessageMemory | None:
-        """Memory of ``least`` bytes or more, with anything in it; None if too many messages have some.
+        """Memory of ``least`` bytes or more, and BEHIND, with anything in it; None if too many messages have some.
 
         Raises:
             MemoryError: the system has no more.
@@ -231,7 +233,7 @@ class MemoryPool:
         if self._spare:
             memory = self._spare.pop()
             memory.kept_bytes = memory.capacity
-            if memory.capacity < least:
+            if memory.capacity < least + BEHIND:
                 try:
                     self.grow(memory, least)
                 except MemoryError:
@@ -239,7 +241,7 @@ class MemoryPool:
                     raise
         else:
             try:
-                memory = MessageMemory(least)
+                memory = MessageMemory(least + BEHIND)
             except OSError as error:
                 raise MemoryError(str(error)) from error
             _ask_for_huge_pages(memory)
@@ -250,7 +252,7 @@ class MemoryPool:
         """The memory that ``take`` gives next, if it is there and has ``size`` bytes; nothing has a view of it."""
         if not self._spare and self._read:
             self._look_again()
-        if self._spare and self.has_room and self._spare[-1].capacity >= size:
+        if self._spare and self.has_room and self._spare[-1].capacity >= size + BEHIND:
             return self._spare[-1]
         return None
 
@@ -272,7 +274,7 @@ class MemoryPool:
 
     @staticmethod
     def grow(memory: MessageMemory, size: int) -> None:
-        """Make memory larger, which copies nothing. No view of it may be left.
+        """Make memory larger: ``size`` bytes, and BEHIND. Copies nothing. No view of it may be left.
 
         Raises:
             MemoryError: the system has no more.
@@ -280,10 +282,10 @@ class MemoryPool:
         memory.kind = ()
         memory.vector = None
         try:
-            memory.resize(size)
+            memory.resize(size + BEHIND)
         except OSError as error:
             raise MemoryError(str(error)) from error
-        memory.capacity = size
+        memory.capacity = size + BEHIND
         _ask_for_huge_pages(memory)
 
     def returned(self, memory: MessageMemory) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from copy import copy
 from typing import Final
 
+from toutates.engine.lane import GatheredLane
 from toutates.engine.result import Outputs, Parameters
 from toutates.engine.servable import Port
+from toutates.engine.submitter import StringPort, Submitter
 from toutates.infer.regions import Place
 from toutates.infer.scanning import Layout, read_layout
 from toutates.infer.shared_tensors import SharedTensors
@@ -37,8 +39,9 @@ class Plan:
         port: this worker's port to the version.
         way: the port's way for the request's row shapes.
         writer: ``way``, if it takes bytes; None if it takes arrays.
-        packed: ``writer``, if all inputs are raw contents of a known size; None otherwise. Requests of such a plan are
-            copied from the received buffer into the batch.
+        packed: ``writer``, if all inputs are raw contents of a known size, or ``way`` if the only one is BYTES that may
+            stay where they are; None otherwise. Requests of such a plan are taken from the received buffer into the
+            batch.
         shared: its tensors in shared memory; None without any. Requests of such a plan have a port of their own, which
             lets go of their regions.
         span_count: length of the list of spans of a request that fits the plan.
@@ -95,8 +98,10 @@ class Plan:
         self.in_order = request.sources == tuple(range(request.raw_count))
         self.writer = self.way if self.way.packed else None
         # Requests of decoupled versions take the longer way, on which they leave the order of their stream.
-        is_raw = None not in request.sources and shared is None
-        self.packed = self.writer if is_raw and not version.decoupled else None
+        is_raw = None not in request.sources and shared is None and not version.decoupled
+        self.packed = self.writer if is_raw else None
+        if is_raw and isinstance(self.way, GatheredLane) and self.way.lends_strings and isinstance(port, Submitter):
+            self.packed, self.port = self.way, StringPort(port)
         self.layouts: dict[int, Layout] = {}
         self.names: tuple[str, ...] = ()
         # Triton's ensembles tell the sequence of each response, whether there is one or not.

@@ -915,10 +915,10 @@ def _parameters(context: RequestContext) -> Parameters:
 
 
 def _fit(spans: list[int], sizes: tuple[int | None, ...]) -> bool:
-    """Whether each span has its size."""
+    """Whether each span has its size; BYTES have any."""
     at = 0
     for size in sizes:
-        if spans[at + 1] - spans[at] != size:
+        if size is not None and spans[at + 1] - spans[at] != size:
             return False
         at += 2
     return True

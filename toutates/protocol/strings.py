@@ -26,7 +26,16 @@ import numpy.typing as npt
 
 from toutates.system.errors import InvalidRequest
 
-__all__ = ["MANY_ELEMENTS", "MAX_ELEMENTS", "EncodedStrings", "StringRows", "StringTensor", "join_rows", "rest"]
+__all__ = [
+    "MANY_ELEMENTS",
+    "MAX_ELEMENTS",
+    "EncodedStrings",
+    "StringRows",
+    "StringTensor",
+    "are_many",
+    "join_rows",
+    "rest",
+]
 
 #: Elements that a worker locates at once at most, in 0.5 ms; in other threads, elements between two calls of ``rest``.
 MANY_ELEMENTS: Final = 4_096
@@ -49,11 +58,16 @@ def rest() -> None:
     time.sleep(_REST_S)
 
 
+def are_many(count: int, size: int) -> bool:
+    """Whether a worker may not locate so many elements in so many bytes."""
+    return min(count, size >> 2) > MANY_ELEMENTS
+
+
 class _Source:
     """The bytes of one tensor of one request, and the ranges of its elements once they are located.
 
     Args:
-        content: the encoded elements, and one unused byte after them.
+        content: the encoded elements, and one unused byte after them; may be written to.
         count: elements that the shape asks for.
         tensor, model: names, for errors.
         prefix: of error texts.
@@ -61,7 +75,7 @@ class _Source:
 
     __slots__ = ("_lock", "_prefix", "_subject", "_where", "content", "count")
 
-    def __init__(self, content: bytearray, count: int, tensor: str, model: str, prefix: str) -> None:
+    def __init__(self, content: bytearray | memoryview, count: int, tensor: str, model: str, prefix: str) -> None:
         self.content = content
         self.count = count
         self._subject = f"for inference input '{tensor}' for model '{model}'"
@@ -181,13 +195,30 @@ class StringRows:
             rows.where()
         return rows
 
+    @classmethod
+    def lying(cls, content: memoryview, shape: Sequence[int], *, tensor: str, model: str) -> StringRows:
+        """The rows of one tensor where they lie, with few elements, which are located now.
+
+        Args:
+            content: the encoded elements and one byte after them, which a run overwrites as it does bytes between
+                elements: nobody else may read them. There is a view of it as long as there are these rows.
+            shape, tensor, model: as of ``received``.
+
+        Raises:
+            InvalidRequest: the elements are not as many as the shape asks for.
+        """
+        count = prod(shape)
+        rows = cls(_Source(content, count, tensor, model, ""), 0, count, prod(shape[1:]))
+        rows.where()
+        return rows
+
     @property
     def many(self) -> bool:
         """Whether there may be too many elements for a worker to locate."""
-        return min(self._source.count, len(self._source.content) >> 2) > MANY_ELEMENTS
+        return are_many(self._source.count, len(self._source.content))
 
     @property
-    def content(self) -> bytearray:
+    def content(self) -> bytearray | memoryview:
         """The bytes of all elements of the request's tensor, also of other rows, and one unused byte after them."""
         return self._source.content
 
@@ -221,7 +252,7 @@ class StringTensor:
     """
 
     shape: tuple[int, ...]
-    content: bytearray
+    content: bytearray | memoryview
     starts: Numbers
     lengths: Numbers
 

@@ -31,7 +31,7 @@ from toutates.backends.onnx.shared_arena import (
     shared_arena,
 )
 from toutates.backends.onnx.string_tensors import BlankStrings, read_strings
-from toutates.engine.lane import Batch, PackedLane
+from toutates.engine.lane import Batch, GatheredLane, PackedLane
 from toutates.engine.on_device import DeviceLane
 from toutates.engine.packing import OutputArray, OutputPacker
 from toutates.engine.result import Outputs
@@ -46,6 +46,9 @@ logger = logging.getLogger(__name__)
 
 #: One input of a run.
 InputArray = npt.NDArray[Any] | StringTensor
+#: What is kept of runs on BYTES: a binding, the tensors that are lent bytes by the input's index, and the buffers of
+#: outputs that are bound.
+StringBinding = tuple[onnxruntime.IOBinding, dict[int, BlankStrings], list[npt.NDArray[Any]]]
 
 #: ONNX Runtime's name of the memory of GPUs.
 GPU_MEMORY: Final = "cuda"
@@ -280,7 +283,7 @@ class ModelSession:
             any(not tensor.datatype.size for tensor in (*signature.inputs, *signature.outputs))
             and string_tensors.usable()
         )
-        self._string_bindings: dict[object, tuple[onnxruntime.IOBinding, dict[int, BlankStrings]]] = {}
+        self._string_bindings: dict[object, StringBinding] = {}
         # run() has no NumPy type for BF16, so its tensors go in and out as OrtValues.
         self._needs_ort_values = any(
             tensor.datatype.name == "BF16" for tensor in (*signature.inputs, *signature.outputs)
@@ -299,6 +302,10 @@ class ModelSession:
         if not self.on_cpu or not isinstance(lane, PackedLane):
             if isinstance(lane, DeviceLane):
                 return self._run_on_device(lane, batch, rows)
+            if self.on_cpu and self._lends_strings and isinstance(lane, GatheredLane):
+                known = lane.known_outputs
+                if known is not None and rows:
+                    return self._run_strings(lane.inputs(batch, first, rows), rows, known)
             return self._packer.pack(self.run_raw(batch, first, rows), rows)
         if rows != batch.rows:
             binding = self._bind(lane, batch, first, rows)
@@ -479,11 +486,24 @@ class ModelSession:
             self._count_profiled_batch()
         return results
 
-    def _run_lending(self, inputs: Mapping[int, InputArray]) -> list[OutputArray]:
-        """``run_arrays`` where string tensors can hold any bytes: through a binding, which is kept if it is small."""
+    def _run_strings(self, inputs: Mapping[int, InputArray], rows: int, known: Outputs) -> Outputs:
+        """Run rows with BYTES where the outputs have a known form, into buffers that stay bound."""
+        if self._sometimes is not None:
+            self._shrink_in_time()
+        arrays = self._run_lending(inputs, rows)
+        return Outputs(tuple([array.tobytes() for array in arrays]), known.row_bytes, known.row_shapes, fixed=True)
+
+    def _run_lending(self, inputs: Mapping[int, InputArray], rows: int = 0) -> list[Any]:
+        """``run_arrays`` where string tensors can hold any bytes: through a binding, which is kept if it is small.
+
+        Args:
+            inputs: as of ``run_arrays``.
+            rows: how many, where the outputs have a known form: then they are in buffers that the next run writes to.
+                0 leaves them to ONNX Runtime.
+        """
         strings = {index: tensor for index, tensor in inputs.items() if isinstance(tensor, StringTensor)}
-        key = (*inputs, *(tensor.shape for tensor in strings.values()))
-        binding, blanks = self._string_bindings.get(key) or self._bind_strings(key, strings)
+        key = (rows, *inputs, *[tensor.shape for tensor in strings.values()])
+        binding, blanks, outputs = self._string_bindings.get(key) or self._bind_strings(key, strings, rows)
         arrays = []  # which must outlive the run
         for index, array in inputs.items():
             if not isinstance(array, StringTensor):
@@ -494,25 +514,29 @@ class ModelSession:
         try:
             for index, lent in strings.items():
                 blanks[index].lend(lent)
+            if outputs:
+                self.run_bound(binding)
+                return outputs
             # An output may be the very tensor that went in; so outputs are read before the bytes are taken back.
             return self.run_bound_dynamic(binding)
         finally:
             for blank in blanks.values():
                 blank.take_back()
 
-    def _bind_strings(
-        self, key: object, strings: Mapping[int, StringTensor]
-    ) -> tuple[onnxruntime.IOBinding, dict[int, BlankStrings]]:
-        """A binding whose string inputs are blanks of these shapes."""
-        binding = self.session.io_binding()
+    def _bind_strings(self, key: object, strings: Mapping[int, StringTensor], rows: int) -> StringBinding:
+        """A binding whose string inputs are blanks of these shapes, and the outputs buffers for ``rows`` rows."""
+        lead = (rows,) if self.signature.batched else ()
+        tensors = self.signature.outputs if rows else ()
+        outputs = [np.empty((*lead, *tensor.graph_shape), tensor.datatype.numpy) for tensor in tensors]
+        binding = self.bind({}, outputs)
         blanks = {index: BlankStrings(tensor.shape) for index, tensor in strings.items()}
         for index, blank in blanks.items():
             binding.bind_ortvalue_input(self.signature.inputs[index].name, blank.value)
         if all(blank.count <= MANY_ELEMENTS for blank in blanks.values()):
             if len(self._string_bindings) >= MAX_STRING_BINDINGS:
                 del self._string_bindings[next(iter(self._string_bindings))]
-            self._string_bindings[key] = binding, blanks
-        return binding, blanks
+            self._string_bindings[key] = binding, blanks, outputs
+        return binding, blanks, outputs
 
     def _as_array(self, value: onnxruntime.OrtValue) -> OutputArray:
         """An OrtValue in CPU memory as an array, BF16 as the uint16 of the same bits, BYTES encoded."""

@@ -100,7 +100,7 @@ class BlankStrings:
         records = []
         for start, length in zip(strings.starts, strings.lengths, strict=True):
             if length <= _LONGEST_SHORT:
-                records.append(_SHORT.pack(own, length, content[start : start + length]))
+                records.append(_SHORT.pack(own, length, bytes(content[start : start + length])))
             else:
                 content[start + length] = 0  # where C ends a string
                 records.append(_LONG.pack(base + start, length, length, 0))

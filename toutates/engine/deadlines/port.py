@@ -52,6 +52,11 @@ class DeadlinePort(Submitter):
         self._admit(way, rows, context)
         super().add_gathered(way, rows, context, arrays, held_bytes)
 
+    def add_strings(self, way: GatheredLane, rows: int, context: Any, buffer: Buffer, spans: Sequence[int]) -> None:
+        """See ``Submitter``."""
+        self._admit(way, rows, context)
+        super().add_strings(way, rows, context, buffer, spans)
+
     def _admit(self, lane: Lane, rows: int, context: Any) -> None:
         is_wanted: Callable[[int], bool] = partial(self._is_wanted, context)
         timeout_us = self._parameters(context).get("timeout", 0)

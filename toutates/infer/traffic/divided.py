@@ -134,6 +134,7 @@ def divided(
     """
     made = copy(plan)
     made.layouts = {}
+    made.packed = made.writer and made.packed  # not BYTES that may stay where they are: they are read once for all
     made.port = _DividedPort(divider, route, made, arms, cuts, copying)
     return made
 
