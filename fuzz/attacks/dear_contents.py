@@ -8,7 +8,7 @@ from typing import Final
 from fuzz.attacks.bombs import Bomb
 from fuzz.attacks.wire import field, framed, infer_message, varint
 
-__all__ = ["Classes", "ManyStrings", "SurplusStrings", "TypedStrings", "UnpackedNumbers"]
+__all__ = ["Classes", "FailingStrings", "ManyStrings", "SurplusStrings", "TypedStrings", "UnpackedNumbers"]
 
 _MEGABYTES: Final = 20
 #: The status of a refusal, and of nothing wrong.
@@ -48,6 +48,31 @@ class ManyStrings(Bomb):
     def body(self) -> bytes:
         size = _MEGABYTES * 1_000_000
         return framed(infer_message("strings", [1, size // 4], bytes(size), "BYTES"))
+
+
+class FailingStrings(Bomb):
+    """Large strings that are run in the memory they came in, and fail there."""
+
+    name = "failing-strings"
+    summary = "BYTES elements of 4 MB that say no number, to a model that reads numbers; each fourth says one"
+    limit = "a message's memory is let go with its run, whatever keeps the error: INTERNAL"
+    stops = ("grpc-status 0", "grpc-status 13")
+
+    @cached_property
+    def _bodies(self) -> tuple[bytes, bytes]:
+        return self._saying(b"12.5"), self._saying(b"none")
+
+    def _saying(self, text: bytes) -> bytes:
+        size = 4_000_000
+        content = size.to_bytes(4, "little") + text.rjust(size)
+        return framed(infer_message("numbers", [1, 1], content, "BYTES"))
+
+    @cached_property
+    def body(self) -> bytes:
+        return self._bodies[0]
+
+    def body_for(self, stream_id: int) -> bytes:
+        return self._bodies[stream_id // 2 % 4 > 0]
 
 
 class TypedStrings(Bomb):

@@ -21,6 +21,7 @@ def build_repository(root: Path) -> None:
     - victim: OUTPUT = INPUT + 10, INT32 [n, 4].
     - shapes: OUTPUT = -INPUT, FP32 [n, m].
     - strings: OUTPUT = INPUT, BYTES [n, m].
+    - numbers: OUTPUT = the number that INPUT says, FP64 of BYTES [n, 1].
     - cached: OUTPUT = -INPUT, FP32 [n, m], with the response cache.
     - queued: OUTPUT = -INPUT, FP32 [n, m], with priorities, timeouts and batches that wait for a second.
     - generator: OUTPUT = INPUT[0] zeros, FP32.
@@ -54,6 +55,11 @@ def build_repository(root: Path) -> None:
         root / "strings",
         [helper.make_node("Identity", ["INPUT"], ["OUTPUT"])],
         _tensors(TensorProto.STRING, ["n", "m"], TensorProto.STRING, ["n", "m"]),
+    )
+    _write(
+        root / "numbers",
+        [helper.make_node("Cast", ["INPUT"], ["OUTPUT"], to=TensorProto.DOUBLE)],
+        _tensors(TensorProto.STRING, ["n", 1], TensorProto.DOUBLE, ["n", 1]),
     )
     _write(
         root / "generator",

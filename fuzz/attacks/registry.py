@@ -78,6 +78,7 @@ _ALL: Final[tuple[type[Attack], ...]] = (
     stream_floods.StreamResets,
     dear_contents.SurplusStrings,
     dear_contents.ManyStrings,
+    dear_contents.FailingStrings,
     dear_contents.TypedStrings,
     dear_contents.UnpackedNumbers,
     dear_contents.Classes,

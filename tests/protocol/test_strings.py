@@ -98,6 +98,24 @@ def test_only_what_encoding_gives_is_accepted(data: bytes, count: int) -> None:
     assert raw(*elements) == data
 
 
+@given(st.binary(max_size=60) | BYTE_STRINGS.map(lambda elements: raw(*elements)), st.integers(0, 8))
+def test_rows_where_they_lie_are_as_copied_ones(data: bytes, count: int) -> None:
+    answers: list[list[bytes] | str] = []
+    memory = bytearray(b"before" + data + b"|behind")
+    lying = memoryview(memory)[6 : 6 + len(data) + 1]
+    for is_copied in (True, False):
+        try:
+            rows = received(data, (count,)) if is_copied else StringRows.lying(lying, (count,), tensor="X", model="M")
+            answers.append(join_rows([rows], (count,)).elements())
+            rows.release()
+        except InvalidRequest as error:
+            answers.append(str(error))
+    assert answers[0] == answers[1]
+    assert memory == b"before" + data + b"|behind"
+    lying.release()
+    memory.clear()  # which is refused as long as there is a view of it
+
+
 @given(BYTE_STRINGS)
 def test_many_elements_are_found_and_refused_as_few_are(elements: list[bytes]) -> None:
     """The same answers from both ways, for whole and for damaged data."""

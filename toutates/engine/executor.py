@@ -374,6 +374,8 @@ class Executor(ExecutorHandle, TakesTurns):
 
     def _as_failure(self, error: BaseException) -> RequestError:
         if isinstance(error, RequestError):
+            # It waits for its callers. The frames that it was raised in lead to itself, and would keep what was run.
+            error.__traceback__ = error.__cause__ = error.__context__ = None
             return error
         if not self._limit.count("", time.monotonic_ns()):
             logger.error(

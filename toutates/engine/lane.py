@@ -162,6 +162,13 @@ class Batch:
         """Whether preparing the run takes so long that it must not be done in a worker's thread."""
         return any(isinstance(piece, StringRows) and piece.many for _, _, arrays in self.pieces for piece in arrays)
 
+    def let_go(self) -> None:
+        """Let go of the message that the BYTES of a lent batch lie in, also where an error's traceback has them."""
+        for _, _, pieces in self.pieces:
+            for piece in pieces:
+                if isinstance(piece, StringRows):
+                    piece.release()
+
     def add_ports(self, ports: int) -> None:
         """Make lists of pending requests for ``ports`` ports. With the lock held, while the batch is not running."""
         for _ in range(len(self.pending), ports):

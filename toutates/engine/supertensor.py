@@ -427,6 +427,8 @@ class SuperTensor:
             self.lanes.widen_after(batch)
         batch.rows = 0
         if batch.pieces or batch.held_bytes:
+            if batch.lent_at:
+                batch.let_go()
             batch.pieces = []
             budget.memory_bytes -= batch.held_bytes
             batch.held_bytes = 0

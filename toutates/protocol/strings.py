@@ -17,6 +17,7 @@ import struct
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
@@ -221,6 +222,13 @@ class StringRows:
     def content(self) -> bytearray | memoryview:
         """The bytes of all elements of the request's tensor, also of other rows, and one unused byte after them."""
         return self._source.content
+
+    def release(self) -> None:
+        """Let go of the bytes that are where they lie; nobody reads these rows any more."""
+        content = self._source.content
+        if isinstance(content, memoryview):
+            with suppress(BufferError):  # somebody reads them still, and lets go later
+                content.release()
 
     def __getitem__(self, rows: slice) -> StringRows:
         count = self._count // self._row if self._row else 0

@@ -199,6 +199,31 @@ def test_only_so_many_bindings_are_kept_and_none_of_many_elements(blanks: list[B
     assert made(most + 8) == 0  # and takes nobody's place
 
 
+def test_outputs_of_a_known_form_stay_bound_and_no_answer_is_overwritten(blanks: list[BlankStrings]) -> None:
+    """Of each number of rows, beside an input of numbers."""
+    nodes = [
+        helper.make_node("Cast", ["x"], ["of_x"], to=TensorProto.FLOAT),
+        helper.make_node("Add", ["of_x", "z"], ["y"]),
+    ]
+    inputs = [tensor("x", ["n", 2], TensorProto.STRING), tensor("z", ["n", 2])]
+    rig = Rig(model(nodes, inputs, [tensor("y", ["n", 2])]))
+    lane = rig.lane((2,), (2,))
+    answers = []
+    with rig.running():
+        for turn in range(3):
+            for rows in (1, 2, 3):
+                context = turn, rows
+                texts = np.full((rows, 2), str(100 * turn).encode(), object)
+                rig.worker.add(context, lane, texts, np.full((rows, 2), rows, np.float32))
+                rig.worker.end_round()
+                answers.append((context, rig.worker.collect(context)[0]))
+        for (turn, rows), answer in answers:
+            assert answer.tolist() == [[100 * turn + rows] * 2] * rows
+    assert len(blanks) == 3
+    assert all(result.outputs is not None and result.outputs.fixed for result in rig.worker.seen)
+    rig.assert_empty()
+
+
 def test_sessions_of_several_threads_do_not_disturb_each_other() -> None:
     content = unary("Identity", ["n", 1], TensorProto.STRING)
     rig = Rig(content, executors=4)

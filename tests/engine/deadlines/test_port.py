@@ -14,6 +14,7 @@ from toutates.engine.deadlines.port import DeadlinePort
 from toutates.engine.deadlines.supertensor import DeadlineSuperTensor
 from toutates.engine.lane import PackedLane
 from toutates.engine.servable import Consumer
+from toutates.engine.submitter import StringPort
 from toutates.system.errors import BeyondTarget, TooLate, WouldBeLate
 
 MS = 1_000_000
@@ -88,6 +89,8 @@ def test_strings_are_refused_as_well() -> None:
         may_run = run_one(rig, lane, strings)
         with pytest.raises(BeyondTarget):
             rig.worker.add("late", lane, strings)
+        with pytest.raises(BeyondTarget):
+            StringPort(rig.worker.submitter).add_packed(lane, 1, "late too", b"\3\0\0\0one", (0, 7))
         may_run.set()
         rig.worker.collect("running")
         rig.assert_empty()
