@@ -137,8 +137,8 @@ def _write_one_base64(vector: Float32, tokens: int, found: FoundText) -> tuple[b
 
 def _write_one_of_floats(vector: Float32, tokens: int, found: FoundText) -> tuple[bytes, bytes, bytes, bytes]:
     text = floats_of(vector)
-    head, before, behind = _around(found.name, tokens, len(text), b"")
-    return head, before, text, behind
+    _, before, behind = _around(found.name, tokens, 0, b"")  # their size is mostly another one
+    return answer_head(len(before) - 2 + len(text) + len(behind)), before, text, behind
 
 
 def _write_many_base64(vectors: Any, tail: bytes) -> Iterator[bytes]:
