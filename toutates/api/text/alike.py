@@ -7,22 +7,21 @@ by its bytes before the text and behind it, and is not parsed. ``body_around`` s
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 from weakref import ref
 
 import msgspec
 
 from toutates.api.rest.calls import RestHttpCall
 from toutates.api.text.lookup import Lookup
+from toutates.api.text.observing import TextObserver
 from toutates.api.text.reading import BodyReader
 from toutates.api.text.routes import Asked, Route, WriteOne
 from toutates.backends.text.interface import MOST_CHARACTERS_HERE, FoundText, TextModel, TextOptions, TextsHere
+from toutates.infer.inflight import Inflight
 from toutates.models.table import ModelTable
 
-if TYPE_CHECKING:
-    from toutates.api.text.work import TextWork
-
-__all__ = ["AlikeBodies", "Crowd", "body_around", "is_plain"]
+__all__ = ["AlikeBodies", "Crowd", "Gathering", "body_around", "is_plain"]
 
 #: Kinds of bodies that one worker knows of one route, and bytes around the text of one.
 MOST_KINDS: Final = 4
@@ -108,6 +107,38 @@ class Crowd:
         raise NotImplementedError
 
 
+class Gathering(Protocol):
+    """What computes the crowds of a round, for one worker: ``TextWork``, which has it said in full.
+
+    Attributes:
+        crowds: of this round, by what each has in common.
+        observer: of the requests.
+        inflight: bounds those that wait for their answer; None for no bound.
+        get_table: returns the table of models as it is now.
+    """
+
+    crowds: dict[object, Crowd]
+    observer: TextObserver
+    inflight: Inflight | None
+    get_table: Callable[[], ModelTable]
+
+    def gather(self, key: object, crowd: Crowd) -> None:
+        """Have a crowd computed at the round's end, which may grow until then."""
+        ...
+
+    def request_of(
+        self,
+        call: RestHttpCall,
+        route: Route,
+        lookup: Lookup,
+        asked: Asked,
+        found: FoundText,
+        options: TextOptions,
+    ) -> Any:
+        """A request for one text, which has a place among those in flight."""
+        ...
+
+
 class _Kind:
     """Bodies that are alike.
 
@@ -157,7 +188,7 @@ class AlikeBodies:
         lookup: finds the models.
     """
 
-    def __init__(self, work: TextWork, route: Route, lookup: Lookup) -> None:
+    def __init__(self, work: Gathering, route: Route, lookup: Lookup) -> None:
         self._work = work
         self._route = route
         self._lookup = lookup
@@ -266,7 +297,7 @@ class _AlikeCrowd(Crowd):
 
     __slots__ = ("_kind", "_lookup", "_work", "_write", "calls")
 
-    def __init__(self, work: TextWork, route: Route, lookup: Lookup, kind: _Kind) -> None:
+    def __init__(self, work: Gathering, route: Route, lookup: Lookup, kind: _Kind) -> None:
         super().__init__(kind.found.model, kind.options, route)
         self._work = work
         self._lookup = lookup
