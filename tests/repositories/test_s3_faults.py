@@ -101,14 +101,20 @@ def test_a_part_that_is_slower_than_allowed_is_asked_for_again_and_then_given_up
     bucket = moto_service.bucket({"m/1/model.onnx": LARGE})
     proxy.faults = [Fault("model.onnx", times=times, slow=True)]  # 10,000 bytes a second
     with repository(proxy, bucket, tmp_path, least_rate=20_000) as remote:
-        if times == 1:
-            assert fetched_files(remote) == {"1/model.onnx": LARGE}
-            assert len([line for line in proxy.requests if "model.onnx" in line]) > 2
-        else:
-            with pytest.raises(
-                RepositoryError, match=r"cannot be read now: .*20000 bytes per second of --download-min"
-            ):
-                remote.fetch(remote.scan()[0], quiet)
+        (folder,) = remote.scan()
+        gc.disable()  # which would close connections too, some time later
+        try:
+            if times == 1:
+                assert files_in(remote.fetch(folder, quiet).path) == {"1/model.onnx": LARGE}
+                assert len([line for line in proxy.requests if "model.onnx" in line]) > 2
+            else:
+                with pytest.raises(
+                    RepositoryError, match=r"cannot be read now: .*20000 bytes per second of --download"
+                ):
+                    remote.fetch(folder, quiet)
+            wait_until(lambda: not proxy.connections)
+        finally:
+            gc.enable()
 
 
 @pytest.mark.parametrize("is_stopped", [True, False])

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from toutates.repositories.cloud_credentials import S3Credentials, s3_credentials
-from toutates.repositories.pace import CHUNK, LEAST_RATE, Pace
+from toutates.repositories.pace import CHUNK, LEAST_RATE, Pace, TooSlow
 from toutates.repositories.s3.keys import S3Object
 from toutates.repositories.s3.store import ObjectChanged
 from toutates.repositories.specification import BucketSpecification
@@ -332,7 +332,11 @@ class _Paced:
 
     def read(self, size: int | None = None) -> bytes:
         """The next piece; CHUNK bytes or less, whatever the size; empty at the end."""
-        return next(self._chunks, b"")
+        try:
+            return next(self._chunks, b"")
+        except TooSlow:
+            self._raw.close()  # and with it the connection: nobody else does
+            raise
 
     def close(self) -> None:
         """Nobody reads it any more."""
