@@ -103,6 +103,31 @@ def test_what_is_compared_is_the_best_of_loads_made_after_the_search() -> None:
     assert tuning.best == {"m": {"batch_size": 2}}
 
 
+class Slower:
+    """From the second load on everything takes a third longer; larger batches are better all the same."""
+
+    def __init__(self) -> None:
+        self.loads = 0
+
+    def of_rows(self, model: str, rows: int) -> Sample:
+        return Sample()
+
+    def candidate(self, configs: Mapping[str, Mapping[str, Any]], *, afresh: bool = False) -> Sample:
+        self.loads += 1
+        rate = (1_000.0 + configs["m"]["batch_size"] * 10) * (1 if self.loads <= 2 else 0.92)
+        return Sample({"rate": rate, "p99": 1e6, "memory": 1e6})
+
+
+def test_a_machine_that_becomes_slower_does_not_make_the_configuration_as_it_is_the_best() -> None:
+    bench: Any = Slower()
+    base = {"batch_size": 1, "capacity": 16, "max_queue_delay_us": 0}
+    space = Space({"m": base}, (Axis("m", "batch_size", (1, 2, 4, 8)), Axis("m", "max_queue_delay_us", (0, 100))))
+    tuning = Tuning(["m"], ["m"], Wanted("throughput", (), 20), "as many as there are")
+    tune(bench, space, tuning)
+    assert tuning.best == {"m": {"batch_size": 8}}
+    assert tuning.chosen is not None
+
+
 def test_a_constraint_of_one_model_is_held_against_that_model() -> None:
     class Two:
         def candidate(self, configs: Mapping[str, Mapping[str, Any]], *, afresh: bool = False) -> Sample:

@@ -5,7 +5,7 @@ A point has a place on each axis. The search asks for points and is told their s
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from itertools import product
 from typing import Final
 
@@ -30,8 +30,9 @@ def climb(
     most: int,
     pairs: Sequence[tuple[int, int]],
     margin: float = _MARGIN,
+    known: Mapping[Point, Score] | None = None,
 ) -> Generator[Point, Score, Point]:
-    """Search. Yields a point to measure, is sent its score, and returns the best point that was measured.
+    """Search. Yields a point to measure, is sent its score, and returns the best point that it came to.
 
     Args:
         lengths: how many places each axis has.
@@ -39,8 +40,9 @@ def climb(
         most: points to measure.
         pairs: axes that are changed two at a time where no single step helps.
         margin: by what share a step has to be better.
+        known: scores of points that were measured before, which count as measured.
     """
-    known: dict[Point, Score] = {}
+    known = dict(known or {})
     best = starts[0]
     moves = [*_single_moves(lengths), *_paired_moves(len(lengths), pairs)]
     for start in starts:

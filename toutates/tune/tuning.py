@@ -6,6 +6,7 @@ import datetime
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Final
 
 import numpy as np
@@ -33,7 +34,7 @@ _USUAL_ROWS: Final = 64
 _IN_TURNS: Final = ("in turns, as it is", "in turns, the best")
 #: So many of the best of the search are measured again, so often at most, if they are near the best one.
 _AGAIN: Final = 4
-_ROUNDS: Final = 5
+_ROUNDS: Final = 4
 _NEAR: Final = 0.15
 #: Candidates that are compared with the configuration as it is, if constraints do not hold for the first one there.
 _FINALISTS: Final = 2
@@ -151,15 +152,21 @@ def tune(bench: Bench, space: Space, tuning: Tuning, tell: Callable[[str], None]
     starts = [space.start]
     if sizes := _profile(bench, space, tuning, tell):
         starts.append(space.near(space.start, "batch_size", sizes))
-    by_point = _search(bench, space, starts, tuning, tell)
+    by_point = _search(bench, space, starts, {}, tuning, tell)
     if not (ranked := _ranked(by_point)):
         tuning.missed = _missed(tuning)
         return
-    ranked = _again(bench, space, ranked, by_point, tuning, tell)
-    for point in [point for point in ranked if point != space.start][:_FINALISTS]:
-        # One that was no better in the search is not compared, unless constraints do not hold as it is.
-        if not by_point[point].score.beats(by_point[space.start].score):
-            break
+    finalists = _again(bench, space, ranked, by_point, tuning, tell)
+    if finalists[0] != ranked[0] and len(by_point) < tuning.wanted.points:
+        # The search climbed from a lucky load, or the machine is another one than it was then.
+        count = len(by_point)
+        by_point = _search(bench, space, finalists[:1], by_point, tuning, tell)
+        if len(by_point) > count and (ranked := _ranked(by_point))[0] != finalists[0]:
+            finalists = _again(bench, space, ranked, by_point, tuning, tell)
+    for point in finalists[:_FINALISTS]:
+        # One that is no better than the configuration as it is, is not compared with it.
+        if point == space.start:
+            return
         tuning.best = space.changes(point)
         tell(f"in turns: as it is, and {tuning.shown_changes(tuning.best)}")
         if _compare(bench, space, point, tuning, tell):
@@ -201,11 +208,19 @@ def _profile(bench: Bench, space: Space, tuning: Tuning, tell: Callable[[str], N
 
 
 def _search(
-    bench: Bench, space: Space, starts: Sequence[Point], tuning: Tuning, tell: Callable[[str], None]
+    bench: Bench,
+    space: Space,
+    starts: Sequence[Point],
+    measured: Mapping[Point, Trial],
+    tuning: Tuning,
+    tell: Callable[[str], None],
 ) -> dict[Point, Trial]:
-    wanted, by_point = tuning.wanted, dict[Point, Trial]()
-    steps = climb([len(axis.values) for axis in space.axes], starts, wanted.points, space.pairs)
-    best: Score | None = None
+    """Climb from some points on; returns what was measured before and now."""
+    wanted, by_point = tuning.wanted, dict(measured)
+    known = {point: trial.score for point, trial in measured.items()}
+    lengths = [len(axis.values) for axis in space.axes]
+    steps = climb(lengths, starts, wanted.points, space.pairs, known=known)
+    best = known[starts[0]] if known else None
     try:
         point = next(steps)
         while True:
@@ -241,9 +256,13 @@ def _again(
     tuning: Tuning,
     tell: Callable[[str], None],
 ) -> list[Point]:
-    """The points in their order, the first of them by further loads alone: of many loads the best was a lucky one."""
-    first = [point for point in ranked if point != space.start][:_AGAIN]
-    first = [point for point in first if by_point[point].score.beats(by_point[ranked[0]].score, -_NEAR)]
+    """The points in their order, the first of them by further loads alone: of many loads the best was a lucky one.
+
+    The configuration as it is, is among these. Scores of all become what they would have been in these loads.
+    """
+    first = [point for point in ranked if by_point[point].score.beats(by_point[ranked[0]].score, -_NEAR)]
+    first = [point for point in first if point != space.start][:_AGAIN]
+    first += [space.start] * (space.start in ranked)
     if len(first) < 2:
         return list(ranked)
     values: dict[Point, list[float]] = {point: [] for point in first}
@@ -261,7 +280,19 @@ def _again(
     found = order({point: own for point, own in values.items() if len(own) == rounds})
     found += order({point: own for point, own in values.items() if len(own) < rounds})
     tell(f"the first {len(first)} of the search were measured again; first is {_name(space, found[0], tuning)}")
+    _correct(by_point, values)
     return [*found, *(point for point in ranked if point not in first)]
+
+
+def _correct(by_point: dict[Point, Trial], values: Mapping[Point, Sequence[float]]) -> None:
+    """Give points that were measured again the scores of that, and all others such as they would have had then."""
+    means = {point: fmean(held) for point, own in values.items() if (held := [value for value in own if value])}
+    if not means:
+        return
+    drift = math.exp(fmean(math.log(mean / by_point[point].score.value) for point, mean in means.items()))
+    for point, trial in by_point.items():
+        value = means.get(point, trial.score.value * drift)
+        by_point[point] = replace(trial, score=replace(trial.score, value=value))
 
 
 def _name(space: Space, point: Point, tuning: Tuning) -> str:
