@@ -59,6 +59,8 @@ def test_a_measurement_interval_is_seconds_and_trials_are_repeats() -> None:
 def test_a_binary_search_is_a_target_and_a_threshold_ends_a_range() -> None:
     wanted = read("host", "-m", "a", "--request-rate-range", "1:9", "-l", "10", "--binary-search", "--percentile", "99")
     assert [(one.figure, one.bound) for one in wanted.targets] == [("p99", 10e6)]
+    others = [read("host", "-m", "a", "--slo", "p99=10ms", *more) for more in ([], ["--rate", "50"])]
+    assert [one.within for one in (wanted, *others)] == [(1, 9), None, (50, 50)]
     threshold = read("host", "-m", "a", "-l", "10").threshold
     assert threshold is not None
     assert (threshold.figure, threshold.bound) == ("p50", 10e6)

@@ -84,3 +84,18 @@ def test_errors_fail_a_rate_unless_a_target_allows_them() -> None:
 def test_what_is_no_target_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected a target"):
         read_target(text)
+
+
+@pytest.mark.parametrize(
+    ("within", "least", "most"),
+    [
+        ((100.0, 200.0), 200, 200),
+        ((100.0, 5_000.0), 0.95 * 440, 1.01 * 440),
+        ((1_000.0, 2_000.0), 0, 0),
+        ((9, 9), 9, 9),
+    ],
+)
+def test_a_range_bounds_the_search(within: tuple[float, float], least: float, most: float) -> None:
+    found = find_knee(queue(440.0), [read_target("p99=10ms")], 1_000, within=within)
+    assert least <= found.rate <= most
+    assert all(within[0] <= one.rate <= within[1] for one in found.trials)

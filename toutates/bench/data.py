@@ -280,7 +280,8 @@ def _value(where: str, one: TensorFacts, value: Any, facts: ModelFacts, settings
     if len(shape) != len(open_shape) or any(
         axis >= 0 and axis != had for axis, had in zip(open_shape, shape, strict=True)
     ):
-        raise Refused(f"{where} has the shape {list(shape)}, expected {list(open_shape)}")
+        batch = " (without the batch)" if len(open_shape) < len(one.shape) else ""
+        raise Refused(f"{where} has the shape {list(shape)}, expected {list(open_shape)}{batch}")
     return made
 
 

@@ -74,6 +74,7 @@ def find_knee(
     targets: Sequence[Condition],
     most: float,
     tell: Callable[[Trial], None] = lambda _: None,
+    within: tuple[float, float] | None = None,
 ) -> Knee:
     """Search by halves. A rate that does not hold is tried twice: one bad moment of the machine is no knee.
 
@@ -82,6 +83,7 @@ def find_knee(
         targets: what must hold.
         most: requests per second that a closed loop gets.
         tell: is called after each load.
+        within: the least rate and the greatest that are tried; None for what the closed loop suggests.
     """
     knee = Knee()
 
@@ -108,6 +110,11 @@ def find_knee(
     least = most * _LEAST
     low, high, rate = 0.0, most * _MOST, most / 2
     try:
+        if within is not None:
+            least, high = within
+            if holds(high) or least == high:
+                return knee
+            rate = least
         while True:
             if holds(rate):
                 low = rate

@@ -42,6 +42,7 @@ class Wanted:
         conditions: under which the command fails.
         targets: that a knee is searched for; empty for none.
         threshold: that ends a range; None for none.
+        within: the rates between which a knee is searched for; None for any.
         most_processes: that may make a load together.
     """
 
@@ -54,6 +55,7 @@ class Wanted:
     conditions: Sequence[Condition]
     targets: Sequence[Condition]
     threshold: Condition | None
+    within: tuple[float, float] | None
     most_processes: int
 
 
@@ -92,6 +94,7 @@ def _wanted(parsed: argparse.Namespace) -> Wanted:
         [_condition(text, "--fail-if") for text in parsed.fail_if],
         [_target(text) for text in parsed.slo],
         threshold,
+        _within(parsed),
         parsed.processes or max(1, len(os.sched_getaffinity(0)) // 2),
     )
     _check_together(parsed, wanted)
@@ -242,6 +245,14 @@ def _loads(parsed: argparse.Namespace, endpoint: Endpoint) -> list[Load]:
         )
         for count in counts
     ]
+
+
+def _within(parsed: argparse.Namespace) -> tuple[float, float] | None:
+    """The ends of a range of rates, where a knee is searched for."""
+    if parsed.rate is None or not parsed.slo:
+        return None
+    first, *_, last = _range(parsed.rate, "--rate", 10_000_000) * 2
+    return first, last
 
 
 def _range(text: str, flag: str, most: float) -> list[float]:

@@ -127,7 +127,7 @@ class _Run:
         def tell(trial: Trial) -> None:
             self._say(f"  {trial.rate:,.0f} requests/s: {_told(trial)}")
 
-        report.knee = find_knee(offer, wanted.targets, most, tell)
+        report.knee = find_knee(offer, wanted.targets, most, tell, wanted.within)
         if report.knee.rate and report.knee.measured and not report.knee.trials[-1].measured.stopped:
             load = replace(full, rate=report.knee.rate)
             measured = self._one(prepared, load, meter, wanted.repeats, "at the knee")
