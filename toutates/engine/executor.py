@@ -189,17 +189,26 @@ class Executor(ExecutorHandle, TakesTurns):
         while batch is not None:
             if turn is None and (turn := self.turn) is not None and not self._ask(turn, batch, pool):
                 return None
-            began_ns = time.monotonic_ns()
-            fatal = self._run_taken(batch, clock_ns, turn)
-            turn = None
-            pool.charge(self.share, time.monotonic_ns() - began_ns)
-            if fatal is not None:
-                raise fatal
-            waits = pool.waiting > 0
-            batch = dispatcher.take_now(self, first=False, waits=waits)
-            if batch is LOOK or (waits and batch is not None):
-                self._wait_with(batch, pool)
-                return None
+            # Its turn goes on until it is known what follows, so that this waits for a turn before others get one.
+            held, turn = turn, None
+            try:
+                began_ns = time.monotonic_ns()
+                fatal = self._run_taken(batch, clock_ns, None)
+                pool.charge(self.share, time.monotonic_ns() - began_ns)
+                if fatal is not None:
+                    raise fatal
+                waits = pool.waiting > 0
+                batch = dispatcher.take_now(self, first=False, waits=waits)
+                if batch is LOOK or (waits and batch is not None):
+                    self._wait_with(batch, pool)
+                    return None
+                if batch is not None and held is not None and held is self.turn:
+                    turn, held = held, None
+                    if not self._ask(turn, batch, pool):
+                        return None
+            finally:
+                if held is not None:
+                    held.end()
         return None
 
     def _wait_with(self, batch: Batch, pool: ExecutorPool) -> None:
@@ -211,8 +220,8 @@ class Executor(ExecutorHandle, TakesTurns):
         """Whether a batch may run at once. If not, the executor comes into the pool again when it is its turn."""
         self._given = batch
 
-        def wait(look: Callable[[], None]) -> None:
-            pool.wait_for_turn(self, look)
+        def wait(look: Callable[[], None], every_s: float) -> None:
+            pool.wait_for_turn(self, look, every_s)
 
         def granted() -> None:
             self._held = turn

@@ -43,9 +43,8 @@ CREDIT_NS: Final = 100_000_000
 PATIENCE_NS: Final = 10_000_000
 #: How many times its threads the pool may have.
 MOST_TIMES: Final = 4
-#: How often it is looked whether executors wait for too long, seconds; and whether turns are to be given again.
+#: How often it is looked whether executors wait for too long, seconds.
 _LOOK_S: Final = PATIENCE_NS / 1e9
-_LOOK_FOR_TURNS_S: Final = 1.0
 #: Seconds that ``tidy`` waits for a thread, which may have got a batch meanwhile.
 _TIDY_S: Final = 1.0
 
@@ -141,6 +140,8 @@ class ExecutorPool:
         self._taken_ns = 0
         #: looks for turns that are to be given again, while somebody waits for one
         self._looks: dict[object, Callable[[], None]] = {}
+        #: how often, seconds
+        self._look_for_turns_s = 1.0
         self._ended = False
         self._limit: LineLimit[str] = LineLimit()
         self._watch: Callable[[], None] | None = None
@@ -189,10 +190,17 @@ class ExecutorPool:
         if used_ns > self._used_ns:
             self._used_ns = used_ns
 
-    def wait_for_turn(self, waiter: object, look: Callable[[], None]) -> None:
-        """Have ``look`` called once a second until ``has_turn``."""
+    def wait_for_turn(self, waiter: object, look: Callable[[], None], every_s: float = 1.0) -> None:
+        """Have ``look`` called now and then until ``has_turn``.
+
+        Args:
+            waiter: who waits.
+            look: the same for all who wait for the same turns.
+            every_s: how often, in seconds; that of whoever came last counts for all.
+        """
         with self._lock:
             self._looks[waiter] = look
+            self._look_for_turns_s = every_s
             watch, self._watch = self._watch, None
         if watch is not None:
             watch()
@@ -308,9 +316,9 @@ class ExecutorPool:
                 await woken.wait()
             looked = trio.current_time()
             while True:
-                await trio.sleep(_LOOK_S if self._waiting else _LOOK_FOR_TURNS_S)
+                await trio.sleep(_LOOK_S if self._waiting else self._look_for_turns_s)
                 waits = self._help()
-                if self._looks and trio.current_time() - looked >= _LOOK_FOR_TURNS_S:
+                if self._looks and trio.current_time() - looked >= self._look_for_turns_s:
                     looked = trio.current_time()
                     with self._lock:
                         looks = set(self._looks.values())

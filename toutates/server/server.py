@@ -143,9 +143,10 @@ class Server:
         size = options.response_cache_bytes
         self._response_cache = ResponseCache(size) if size else None
         rated = options.rate_limit == EXECUTION_COUNT
-        # On one core the system shares it between two.
-        permits = max(2, usable_cores(self._placement))
-        self._arbiter = Arbiter(permits, Resources(options.rate_limit_resources) if rated else None)
+        # On one core two runs share it, where one cannot wait for the other.
+        cores = usable_cores(self._placement)
+        resources = Resources(options.rate_limit_resources) if rated else None
+        self._arbiter = Arbiter(max(2, cores), resources, cores=cores)
         self.shutdown = Shutdown(options.shutdown_delay_s)
         self._serves = False
         self.workers = Workers(options, self._placement, self.shutdown)

@@ -240,3 +240,61 @@ def test_many_executors_of_many_models_lose_no_turn() -> None:
     finally:
         for rig in rigs:
             rig.close()
+
+
+class Due:
+    """A batch that is due at a time.
+
+    Attributes:
+        lane: itself.
+        wall_ns: what its runs take.
+    """
+
+    rows = 1
+
+    def __init__(self, due_ns: int, *, quick: bool = False) -> None:
+        self.due_ns = due_ns
+        self.quick = quick
+        self.lane = self
+        self.wall_ns = [0, 5_000_000]
+
+    def is_quick(self, rows: int, limit_ns: int) -> bool:
+        return self.quick
+
+
+@pytest.mark.parametrize(("next_due_ns", "goes_on"), [(20, True), (40, False)])
+def test_who_has_run_and_has_another_batch_waits_for_a_turn_before_others_get_one(
+    next_due_ns: int, goes_on: bool
+) -> None:
+    arbiter = Arbiter(1, clock_ns=lambda: 1)
+    granted: list[str] = []
+    turns: dict[str, Any] = {}
+    kept = []
+    for name in ("one", "other"):
+        executor = TakesTurns()
+        arbiter.add(Member([executor], due_ns=lambda batch: batch.due_ns))
+        turns[name] = executor.turn
+        kept.append(executor)
+
+    def asks(name: str, due_ns: int, *, quick: bool = False) -> bool:
+        batch: Any = Due(due_ns, quick=quick)
+        return bool(turns[name].ask(batch, lambda look, every_s: None, lambda: granted.append(name)))
+
+    assert asks("one", 10)
+    assert not asks("other", 30)
+    assert asks("one", next_due_ns) is goes_on
+    assert granted == ([] if goes_on else ["other"])
+    assert arbiter.under_way == (1, 1)
+    turns["one" if goes_on else "other"].end()
+    assert granted == (["other"] if goes_on else ["other", "one"])
+    turns["other" if goes_on else "one"].end()
+    assert arbiter.under_way == (0, 0)
+    granted.clear()
+    assert asks("one", 10)
+    assert not asks("other", 30)
+    assert asks("one", 10, quick=True), "a quick run needs no turn, so that its last one is over"
+    assert granted == ["other"]
+
+
+def test_executors_look_sooner_where_they_may_wait_for_a_run_beside_which_there_is_room() -> None:
+    assert Arbiter(2, cores=1).look_s < Arbiter(2, cores=2).look_s == Arbiter(2).look_s

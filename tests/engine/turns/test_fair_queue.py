@@ -43,8 +43,8 @@ def test_the_next_claim_is_that_of_the_rules_whatever_happened_before() -> None:
             waiting.append(claim)
             queue.add(claim)
         elif kind == "pop":
-            expected, found = next_by_the_rules(waiting, most), queue.pop()
-            assert found is expected
+            expected, first, found = next_by_the_rules(waiting, most), queue.first(), queue.pop()
+            assert found is first is expected
             kinds.add(found is None)
             if found is not None:
                 waiting.remove(found)

@@ -17,9 +17,11 @@ from toutates.system.errors import ModelLoadError
 MS = 1_000_000
 
 
-def order_of(permits: int | None, resources: Resources | None = None, shares: int = 2) -> tuple[Order, Clock]:
+def order_of(
+    permits: int | None, resources: Resources | None = None, shares: int = 2, cores: int | None = None
+) -> tuple[Order, Clock]:
     clock = Clock()
-    order = Order(permits, resources, clock)
+    order = Order(permits, resources, clock, cores)
     order.shares = shares
     return order, clock
 
@@ -105,6 +107,70 @@ def test_a_run_that_hangs_does_not_keep_its_permit() -> None:
     order.end(hangs)
     order.end(waits)
     assert hangs.instance.share.running == waits.instance.share.running == 0
+
+
+def test_with_fewer_cores_than_permits_who_has_time_waits_for_the_end_of_the_run() -> None:
+    order, clock = order_of(2, cores=1)
+    long, short = models(2)
+    running = order.claim(long, clock.now_ns + 20 * MS, 5 * MS)
+    assert order.grant() == [running]
+    waits = order.claim(short, clock.now_ns + 20 * MS, 1 * MS)
+    assert order.grant() == []
+    clock.now_ns += 5 * MS
+    order.end(running)
+    assert order.grant() == [waits]
+
+
+@pytest.mark.parametrize(
+    ("due_ms", "work_ms", "into_ms"),
+    [
+        pytest.param(9, 1, 0, id="more than half of the time until its deadline"),
+        pytest.param(12, 8, 0, id="not enough left for its own run"),
+        pytest.param(20, 0.3, 0, id="a run that the other hardly feels"),
+        pytest.param(20, 0, 0, id="a run of which nothing is known"),
+        pytest.param(20, 1, 17, id="a run that takes longer than expected"),
+    ],
+)
+def test_with_fewer_cores_than_permits_who_had_better_not_wait_shares_the_core(
+    due_ms: float, work_ms: float, into_ms: float
+) -> None:
+    order, clock = order_of(2, cores=1)
+    long, short = models(2)
+    running = order.claim(long, clock.now_ns + 40 * MS, 5 * MS)
+    assert order.grant() == [running]
+    clock.now_ns += int(into_ms * MS)
+    beside = order.claim(short, clock.now_ns + int(due_ms * MS), int(work_ms * MS))
+    assert order.grant() == [beside]
+
+
+def test_nobody_waits_for_a_run_of_unknown_length_or_while_there_is_a_core() -> None:
+    for cores, work_ns in ((1, 0), (2, 5 * MS)):
+        order, clock = order_of(2, cores=cores)
+        claims = [order.claim(own, clock.now_ns + 20 * MS, work_ns) for own in models(2)]
+        assert order.grant() == claims
+
+
+def test_nobody_waits_for_a_version_that_has_had_most_of_the_time() -> None:
+    order, clock = order_of(2, cores=1)
+    hot, cold = models(2)
+    waited = []
+    for _ in range(200):
+        running = order.claim(hot, clock.now_ns + 20 * MS, 5 * MS)
+        assert order.grant() == [running]
+        beside = order.claim(cold, clock.now_ns + 20 * MS, 1 * MS)
+        waited.append(not order.grant())
+        clock.now_ns += 5 * MS
+        order.end(running)
+        order.grant()
+        order.end(beside)
+    assert waited == sorted(waited, reverse=True)
+    assert waited[0]
+    assert not waited[-1]
+    clock.now_ns += 1_000 * MS  # it was idle for a while
+    order.claim(hot, clock.now_ns + 20 * MS, 5 * MS)
+    order.grant()
+    order.claim(cold, clock.now_ns + 20 * MS, 1 * MS)
+    assert order.grant() == []
 
 
 class Runs:

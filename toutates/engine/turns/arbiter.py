@@ -22,6 +22,8 @@ __all__ = ["Arbiter", "Member", "TakesTurns", "Turn"]
 
 #: How long an executor waits until it looks again, because a run may have been written off.
 _LOOK_S: Final = 1.0
+#: The same where it may wait for a run although there is a permit, because the run may take longer than expected.
+_LOOK_SOON_S: Final = 0.02
 
 
 class Turn:
@@ -58,29 +60,39 @@ class Turn:
         if batch.lane.is_quick(batch.rows, self._quick_ns):
             return
         if not self._ask(batch):
-            while not self.gate.acquire(timeout=_LOOK_S):
+            while not self.gate.acquire(timeout=self._arbiter.look_s):
                 self._arbiter.look()
 
-    def ask(self, batch: Batch, wait: Callable[[Callable[[], None]], None], granted: Callable[[], None]) -> bool:
+    def ask(self, batch: Batch, wait: Callable[[Callable[[], None], float], None], granted: Callable[[], None]) -> bool:
         """``begin`` for a thread that does not wait: whether a batch may run at once.
 
         Args:
             batch: to be run.
-            wait: called if it may not, with what is to be called once a second until ``granted``.
+            wait: called if it may not, with what is to be called until ``granted``, and how often, in seconds.
             granted: called once it may. Both are called with the arbiter's lock held.
+
+        Its last turn ends with that, if it has not ended yet.
         """
         if batch.lane.is_quick(batch.rows, self._quick_ns):
+            self.end()
             return True
         self._granted = granted
         return self._ask(batch, wait)
 
-    def _ask(self, batch: Batch, wait: Callable[[Callable[[], None]], None] = lambda look: None) -> bool:
+    def _ask(
+        self, batch: Batch, wait: Callable[[Callable[[], None], float], None] = lambda look, every_s: None
+    ) -> bool:
         due_ns = self._due_ns(batch) if self._due_ns is not None else None
-        return self._arbiter.begin(self, due_ns, wait)
+        return self._arbiter.begin(self, due_ns, batch.lane.wall_ns[batch.rows.bit_length()], wait)
 
     def note_claim(self, claim: Claim) -> None:
         """Its claim has come to the arbiter, whose lock is held."""
         self._claim = claim
+
+    def take_claim(self) -> Claim | None:
+        """The claim that it had, and has no longer; with the arbiter's lock held, or in its own thread."""
+        claim, self._claim = self._claim, None
+        return claim
 
     def note_granted(self) -> None:
         """It is its turn, with the arbiter's lock held."""
@@ -88,7 +100,7 @@ class Turn:
 
     def end(self) -> None:
         """It has run."""
-        claim, self._claim = self._claim, None
+        claim = self.take_claim()
         if claim is not None:
             self._arbiter.end(claim)
 
@@ -146,6 +158,10 @@ class Arbiter:
         permits: runs on the CPU at a time, where a version has a latency target.
         resources: of the rate limiter; None where it is off.
         clock_ns: tells the time, monotonic nanoseconds.
+        cores: for these runs; None for as many as there are permits.
+
+    Attributes:
+        look_s: how long an executor waits until it looks again.
     """
 
     def __init__(
@@ -153,11 +169,13 @@ class Arbiter:
         permits: int,
         resources: Resources | None = None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
+        cores: int | None = None,
     ) -> None:
         self._lock = threading.Lock()
         self._permits = permits
         self._resources = resources
-        self._order = Order(None, resources, clock_ns)
+        self._order = Order(None, resources, clock_ns, cores)
+        self.look_s = _LOOK_S if cores is None or cores >= permits else _LOOK_SOON_S
         self._turns: dict[Claim, Turn] = {}
         #: in the order in which they came, as keys
         self._members: dict[Member, None] = {}
@@ -234,20 +252,26 @@ class Arbiter:
 
     # --- turns -------------------------------------------------------------------------------------------------------
 
-    def begin(self, turn: Turn, due_ns: int | None, wait: Callable[[Callable[[], None]], None]) -> bool:
+    def begin(
+        self, turn: Turn, due_ns: int | None, work_ns: int, wait: Callable[[Callable[[], None], float], None]
+    ) -> bool:
         """Have a batch take its turn; whether it is at once. ``wait`` is called with ``look`` if it is not."""
         with self._lock:
-            claim = self._order.claim(turn.instance, due_ns)
+            ended = turn.take_claim()
+            if ended is not None:
+                self._order.end(ended)
+                del self._turns[ended]
+            claim = self._order.claim(turn.instance, due_ns, work_ns)
             self._turns[claim] = turn
             turn.note_claim(claim)
             self._grant(claim)
             if claim.granted_ns:
                 return True
-            wait(self.look)
+            wait(self.look, self.look_s)
             return False
 
     def look(self) -> None:
-        """Look whether a run may begin, because one may have been written off."""
+        """Look whether a run may begin, because one may have been written off, or take longer than was expected."""
         with self._lock:
             self._grant()
 

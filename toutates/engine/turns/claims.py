@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from math import exp
+from typing import Any, Final
 
 __all__ = ["Claim", "Instance", "Share"]
+
+#: In so long, of what a version has used two thirds are forgotten.
+_LATELY_NS: Final = 500_000_000
 
 
 @dataclass(slots=True, eq=False)
@@ -22,6 +26,21 @@ class Share:
     used_ns: int = 0
     running: int = 0
     claims: int = 0
+    _lately_ns: float = 0.0
+    _noted_ns: int = 0
+
+    def note_run(self, took_ns: int, now_ns: int) -> None:
+        """A run has taken so long, until now."""
+        self.used_ns += took_ns
+        self._lately_ns = self._faded_ns(now_ns) + took_ns
+        self._noted_ns = now_ns
+
+    def part(self, now_ns: int) -> float:
+        """The part of the last half second or so in which its runs were under way; 0 to 1 for one run at a time."""
+        return self._faded_ns(now_ns) / _LATELY_NS
+
+    def _faded_ns(self, now_ns: int) -> float:
+        return self._lately_ns * exp((self._noted_ns - now_ns) / _LATELY_NS)
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +69,7 @@ class Claim:
     Attributes:
         instance: that is to run it.
         due_ns: its deadline, monotonic nanoseconds.
+        work_ns: what its run is expected to take; 0 where nothing is known.
         granted_ns: when its turn began; 0 before.
         holds_permit: whether its run counts among those that have a permit.
         taken: resources that its run has.
@@ -57,6 +77,7 @@ class Claim:
 
     instance: Instance
     due_ns: int
+    work_ns: int = 0
     granted_ns: int = 0
     holds_permit: bool = False
     taken: Mapping[Any, int] = field(default_factory=dict)

@@ -78,8 +78,25 @@ class FairQueue:
         if self._entries > 2 * len(self._entered) + _SPARE:
             self._enter_all()
 
+    def first(self) -> Claim | None:
+        """What ``pop`` would return."""
+        share = self._first_share()
+        return None if share is None else self._claims[share][0][2]
+
     def pop(self) -> Claim | None:
         """The next claim of a version that may run; None if there is none. Afterwards ``note`` its version."""
+        share = self._first_share()
+        if share is None:
+            return None
+        claims = self._claims[share]
+        claim = heapq.heappop(claims)[2]
+        if not claims:
+            del self._claims[share]
+        del self._entered[share]
+        return claim
+
+    def _first_share(self) -> Share | None:
+        """The version whose claim is next; None if there is none that may run."""
         first: tuple[int, int, Share] | None = None
         passed: list[int] = []
         lowest: int | None = None
@@ -96,15 +113,7 @@ class FairQueue:
                 first = entry
         for step in passed:
             heapq.heappush(self._numbers, step)
-        if first is None:
-            return None
-        share = first[2]
-        claims = self._claims[share]
-        claim = heapq.heappop(claims)[2]
-        if not claims:
-            del self._claims[share]
-        del self._entered[share]
-        return claim
+        return None if first is None else first[2]
 
     def drain(self) -> list[Claim]:
         """All claims, in the order in which they came; none waits any more."""

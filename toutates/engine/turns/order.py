@@ -4,6 +4,12 @@
 system's scheduler. One model never has all of them, if there are others: what comes for another model finds a core,
 however much is asked of the first.
 
+**More permits than cores**, as on a machine of one core, are for those that had better not wait. Two runs that share a
+core may both be late where one after the other is in time. So who is next waits for the run that ends first, if that is
+expected to take no more than half of the time that is left until its own deadline, and leaves enough for its own run.
+It does not wait if its own run is so short that the other hardly feels it, nor for a version that has had most of the
+time lately: such a one is asked for too much, and somebody who waited for it would wait each time.
+
 **Fairness before deadlines.** A model that has run for longer than others that wait, by more than ``QUANTUM_NS``, comes
 after them. A model that was idle begins with some credit. So a model that is asked for too much takes what the others
 leave, and cannot buy their time with an earlier deadline.
@@ -34,6 +40,10 @@ __all__ = ["QUANTUM_NS", "Claim", "Instance", "Order", "Share"]
 CREDIT_NS: Final = 100_000_000
 DEFAULT_NS: Final = 100_000_000
 WRITTEN_OFF_NS: Final = 5_000_000_000
+#: A run that takes less than a sixteenth of another one does not wait for it.
+_SHORT_SHIFT: Final = 4
+#: A version that has had more of the time than this is not waited for.
+_MOST_PART: Final = 2 / 3
 
 
 class Order:
@@ -43,14 +53,22 @@ class Order:
         permits: runs at a time; None for any number.
         resources: that runs need; None where runs are not rated.
         clock_ns: tells the time, monotonic nanoseconds.
+        cores: for the runs; None for as many as there are permits.
 
     Attributes:
         permits: as given; it may be changed at any time.
         shares: how many versions there are.
     """
 
-    def __init__(self, permits: int | None, resources: Resources | None, clock_ns: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        permits: int | None,
+        resources: Resources | None,
+        clock_ns: Callable[[], int],
+        cores: int | None = None,
+    ) -> None:
         self.permits = permits
+        self._cores = cores
         self.shares = 0
         self._resources = resources
         self._clock_ns = clock_ns
@@ -63,14 +81,15 @@ class Order:
         self._used_ns = 0
         self._executions = 0
 
-    def claim(self, instance: Instance, due_ns: int | None) -> Claim:
+    def claim(self, instance: Instance, due_ns: int | None, work_ns: int = 0) -> Claim:
         """An instance has a batch to run.
 
         Args:
             instance: which has no other claim.
             due_ns: the batch's deadline; None without one.
+            work_ns: what its run is expected to take; 0 where nothing is known.
         """
-        claim = Claim(instance, self._clock_ns() + DEFAULT_NS if due_ns is None else due_ns)
+        claim = Claim(instance, self._clock_ns() + DEFAULT_NS if due_ns is None else due_ns, work_ns)
         share = instance.share
         if not share.claims:
             share.used_ns = max(share.used_ns, self._used_ns - CREDIT_NS)
@@ -101,6 +120,8 @@ class Order:
             return granted
         self._queue.set_most(self._most)
         while self._queue and len(self._permitted) < self.permits:
+            if self._cores is not None and len(self._permitted) >= self._cores and self._next_can_wait():
+                break
             next_claim = self._queue.pop()
             if next_claim is None:
                 break
@@ -110,12 +131,30 @@ class Order:
     def end(self, claim: Claim) -> None:
         """The run of a claim that had its turn has ended."""
         share = claim.instance.share
-        share.used_ns += self._clock_ns() - claim.granted_ns
+        now_ns = self._clock_ns()
+        share.note_run(now_ns - claim.granted_ns, now_ns)
         share.claims -= 1
         self._give_permit_back(claim)
         self._queue.note(share)
         if self._resources is not None:
             self._resources.give_back(claim.taken)
+
+    def _next_can_wait(self) -> bool:
+        """Whether who is next is to wait for a run that is under way."""
+        claim = self._queue.first()
+        if claim is None:
+            return True
+        now_ns = self._clock_ns()
+        left_ns = claim.due_ns - now_ns
+        # Who is late by so much is expected to be late by as much again.
+        waits = [
+            abs(run.granted_ns + run.work_ns - now_ns)
+            for run in self._permitted
+            if run.work_ns
+            and claim.work_ns << _SHORT_SHIFT >= run.work_ns
+            and run.instance.share.part(now_ns) < _MOST_PART
+        ]
+        return bool(waits) and min(waits) <= min(left_ns >> 1, left_ns - claim.work_ns)
 
     @property
     def _most(self) -> int | None:
