@@ -115,7 +115,7 @@ DETAILS = {
     ),
     "executor-threads": (
         "While runs of one model last and batches of others wait, up to four times as many; see "
-        "[Cores](operating.md#cores). GPUs, other kinds of models and batches that wait for more rows have threads of "
+        "[Cores](operating.md#cores). GPUs and other kinds of models have threads of "
         "their own"
     ),
     "executor-cpus": (

@@ -36,6 +36,7 @@ from toutates.engine.padded.padding import Padding
 from toutates.engine.padded.port import PaddedPort
 from toutates.engine.policies.port import PolicyPort, RaggedPolicyPort
 from toutates.engine.policies.rules import BatchingRules
+from toutates.engine.pool import ExecutorPool, PoolShare
 from toutates.engine.ragged.backend import RaggedBackend
 from toutates.engine.ragged.port import RaggedPort
 from toutates.engine.ragged.ragged import Ragged
@@ -281,6 +282,7 @@ class Rig:
         padding: see SuperTensor; the mask is optional for requests.
         target_ns, clock_ns: see DeadlineSuperTensor; 0 for a SuperTensor without a target.
         rules: see SuperTensor. What a request says of itself is in ``said``.
+        pool: whose threads run the batches; None for a thread of its own for each executor.
     """
 
     def __init__(
@@ -303,6 +305,7 @@ class Rig:
         target_ns: int = 0,
         clock_ns: Callable[[], int] = time.monotonic_ns,
         rules: BatchingRules | None = None,
+        pool: ExecutorPool | None = None,
     ) -> None:
         sessions = []
         for number in range(executors):
@@ -375,7 +378,12 @@ class Rig:
         self.ran_in: list[threading.Thread] = []
         self.counters = [ExecutorCounters() for _ in self.sessions]
         self.executors = [self._executor(number) for number in range(executors)]
-        self.threads = [threading.Thread(target=executor.run) for executor in self.executors]
+        self.pool = pool
+        self.share = PoolShare()
+        #: executors of the pool that have ended
+        self.ended: list[threading.Thread] = []
+        of_their_own = self.executors if pool is None else []
+        self.threads = [threading.Thread(target=executor.run) for executor in of_their_own]
 
     def _executor(self, number: int) -> Executor:
         def on_batch(rows: int, requests: int, timing: Any) -> None:
@@ -421,10 +429,21 @@ class Rig:
         """Start the executors and see them idle, or busy with what was there."""
         for thread in self.threads:
             thread.start()
+        if self.pool is not None:
+            for executor in self.executors:
+                executor.join_pool(self.pool, self.share, self)
+
+    def end(self) -> None:
+        """An executor of the pool has ended."""
+        self.ended.append(threading.current_thread())
+
+    def die(self, executor: Executor, death: BaseException) -> None:
+        """A thread has died in its run."""
+        executor.look()
 
     def wait_idle(self) -> None:
         """Wait until every executor waits for work."""
-        wait_until(lambda: self.supertensor.occupancy().idle_executors == len(self.threads))
+        wait_until(lambda: self.supertensor.occupancy().idle_executors == len(self.executors))
 
     def assert_empty(self) -> None:
         """Nothing is under way, and nothing is counted."""
@@ -440,6 +459,8 @@ class Rig:
             if thread.ident is not None:
                 thread.join(PATIENCE_S)
                 assert not thread.is_alive()
+        if self.pool is not None:
+            wait_until(lambda: len(self.ended) == len(self.executors))
 
     @contextmanager
     def running(self) -> Iterator[None]:

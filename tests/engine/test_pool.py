@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -31,6 +33,20 @@ class Job:
     def die(self, death: BaseException) -> None:
         """It has raised an error."""
         self.deaths.append(death)
+
+
+class Alarm(Job):
+    """A job that is to be done at a time."""
+
+    def __init__(self, do: Callable[[], object] = lambda: None, share: PoolShare | None = None) -> None:
+        super().__init__(do, share)
+        self.at_ns = 0
+        self.is_called = False
+
+    def work(self, pool: ExecutorPool) -> None:
+        """Do it."""
+        self.is_called = False
+        super().work(pool)
 
 
 class Gate(Job):
@@ -179,3 +195,119 @@ def test_threads_that_cannot_be_started_leave_one_line_in_the_log_for_all_batche
         pool.put(Job())
     assert len(starts) == pool.waiting == 5
     assert caplog.text.count("no thread could be started") == 1
+
+
+# --- what is to be done at a time ------------------------------------------------------------------------------------
+
+
+def waiting_pool(threads: int) -> ExecutorPool:
+    """A pool that there are alarms for."""
+    pool = ExecutorPool(threads)
+    pool.expect_times()
+    return pool
+
+
+def test_an_alarm_goes_off_at_its_time_and_the_earlier_of_two_times_counts() -> None:
+    pool = waiting_pool(1)
+    for later_ms, sooner_ms in ((20, 3_600_000), (3_600_000, 20), (3_600_000, -5)):
+        done = threading.Event()
+        alarm = Alarm(done.set)
+        began_ns = time.monotonic_ns()
+        pool.call_at(alarm, began_ns + later_ms * MS)
+        pool.call_at(alarm, began_ns + sooner_ms * MS)
+        assert done.wait(20)
+        assert time.monotonic_ns() - began_ns >= min(later_ms, sooner_ms) * MS
+        assert alarm.at_ns == 0
+    pool.end()
+
+
+def test_alarms_wait_without_a_thread_each() -> None:
+    pool, done = waiting_pool(1), threading.Semaphore(0)
+    alarms = [Alarm(done.release) for _ in range(1_000)]
+    now_ns = time.monotonic_ns()
+    for number, alarm in enumerate(alarms):
+        pool.call_at(alarm, now_ns + (20 + number * 7 % 11) * MS)
+    forgotten = alarms[::10]
+    for alarm in forgotten:
+        pool.forget(alarm)
+    for _ in range(len(alarms) - len(forgotten)):
+        assert done.acquire(timeout=20)
+    assert pool.threads == 1
+    wait_until(lambda: not pool.is_busy)
+    pool.end()
+
+
+def test_what_is_due_waits_for_its_turn_like_all_others_while_no_thread_is_idle() -> None:
+    order: list[str] = []
+    with one_thread_at_work() as (pool, gate):
+        pool.expect_times()
+        hot, late = Alarm(lambda: order.append("hot")), Alarm(lambda: order.append("late"))
+        hot.share.used_ns = 5 * QUANTUM_NS
+        late.share.used_ns = QUANTUM_NS
+        pool.put(Job(lambda: order.append("cold")))
+        pool.call_at(hot, time.monotonic_ns() - MS)
+        pool.call_at(late, time.monotonic_ns())
+        assert pool.is_wanted
+        gate.opened.set()
+        wait_until(lambda: len(order) == 3)
+    assert order == ["cold", "late", "hot"]
+
+
+def test_what_is_due_gets_a_helper_while_a_run_does_not_end() -> None:
+    async def main() -> None:
+        with one_thread_at_work() as (pool, gate):
+            pool.expect_times()
+            done = threading.Event()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(pool.run)
+                await trio.testing.wait_all_tasks_blocked()
+                pool.call_at(Alarm(done.set), time.monotonic_ns() + 50 * MS)
+                assert await trio.to_thread.run_sync(done.wait, 20)
+                gate.opened.set()
+                await trio.to_thread.run_sync(wait_until, lambda: pool.threads == 1)
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def test_the_thread_that_keeps_time_does_whatever_else_comes_and_another_one_keeps_time() -> None:
+    pool, gate, done = waiting_pool(2), Gate(), threading.Event()
+    pool.open()
+    wait_until(lambda: not pool.is_busy)
+    pool.call_at(Alarm(done.set), time.monotonic_ns() + 200 * MS)
+    pool.put(gate)
+    assert gate.entered.wait(20)
+    assert done.wait(20)
+    gate.opened.set()
+    wait_until(lambda: not pool.is_busy)
+    pool.tidy()
+    pool.end()
+    wait_until(lambda: pool.threads == 0)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_nothing_is_forgotten_whoever_puts_what_when(threads: int) -> None:
+    pool = waiting_pool(threads)
+    counts = [0] * 4
+
+    def send(sender: int) -> None:
+        chance = random.Random(sender)
+        done = threading.Event()
+        for _ in range(400):
+            done.clear()
+            if chance.random() < 0.5:
+                pool.put(Job(done.set))
+            else:
+                pool.call_at(Alarm(done.set), time.monotonic_ns() + chance.randrange(300_000))
+            if chance.random() < 0.9:
+                assert done.wait(20)
+            counts[sender] += 1
+
+    senders = [threading.Thread(target=send, args=(sender,)) for sender in range(len(counts))]
+    for sender in senders:
+        sender.start()
+    for sender in senders:
+        sender.join()
+    assert counts == [400] * len(counts)
+    wait_until(lambda: not pool.waiting)
+    pool.end()

@@ -130,6 +130,15 @@ class BatchQueue:
             self.seal(batch)
         return found
 
+    def first_ready(self) -> Batch | None:
+        """A batch that waits for nothing but an executor, and workers that write to it; None without one."""
+        if self.sealed:
+            return self.sealed[0]
+        for batch in self.open.values():
+            if not self._delay_ns or self._is_due(batch):
+                return batch
+        return None
+
     def requests_of_next(self, batches: int) -> int:
         """Requests in the first so many batches that could run now, whether or not they are committed."""
         due = (batch for batch in self.open.values() if not self._delay_ns or self._is_due(batch))
@@ -145,7 +154,7 @@ class BatchQueue:
 
         A batch that a worker writes to is looked at when that worker commits.
         """
-        return min((batch.due_ns for batch in self.open.values() if not batch.busy), default=0)
+        return min([batch.due_ns for batch in self.open.values() if not batch.busy], default=0) if self.open else 0
 
     def clear(self) -> None:
         """Forget all batches."""

@@ -50,7 +50,7 @@ class BatchedServable:
         responses: of a decoupled version.
         device: number of the GPU on which all backends run, where they take ``DeviceRows``; else None.
         pooled: whether executors may have the threads of the host's pool: runs take none but the CPU's time, and wait
-            for nothing. Where batches wait for more rows, executors have threads of their own nevertheless.
+            for nothing.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class BatchedServable:
         ]
         self._executors = [weakref.ref(executor) for executor in executors]
         self._version = version
-        self._may_be_pooled = pooled and not supertensor.executors.keeps_time
+        self._may_be_pooled = pooled
         #: until ``run``, which leaves them to what has them run: when they end, their memory is free
         self._starting = executors
         self._closed = self._workers_ended = False

@@ -10,8 +10,9 @@ no executor idle a batch waits as any other.
 pool has no thread to spare, an executor waits there without a batch, and takes one when it is its turn: until then the
 batch grows.
 
-**Delay.** Where batches wait for more rows, one of the idle executors, the *timekeeper*, sleeps no longer than until
-the first such batch is due. No other thread has a timer.
+**Delay.** Where batches wait for more rows, somebody looks when the first of them is due. For executors in the pool it
+is a thread of the pool, which keeps time for all versions (``due_batches``). Of executors with threads of their own it
+is an idle one, the *timekeeper*, which sleeps no longer. No other thread has a timer.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from threading import Lock
 from typing import Final, Protocol
 
 from toutates.engine.batch_queue import BatchQueue
+from toutates.engine.due_batches import DueBatches
 from toutates.engine.lane import Batch
-from toutates.engine.pool import ExecutorPool
+from toutates.engine.pool import ExecutorPool, PoolShare
 from toutates.engine.result import BatchResult, Timing
 
 __all__ = ["LOOK", "Deliver", "Dispatcher", "ExecutorHandle", "Inbox", "InlineRun"]
@@ -64,6 +66,17 @@ class ExecutorHandle:
 
     def run_inline(self, batch: Batch, deliver: Deliver) -> None:
         """Run ``batch``, and what comes meanwhile, on the calling thread, which has claimed this executor for it."""
+        raise NotImplementedError
+
+    def work_with(self, batch: Batch, pool: ExecutorPool) -> Callable[[], object] | None:
+        """Run a batch, and what comes meanwhile, on the calling thread, which is one of the pool.
+
+        Returns:
+            What is to be called when the thread has nothing of it any more.
+
+        Raises:
+            BaseException: the thread is to end; the executor knows it.
+        """
         raise NotImplementedError
 
     def run_claimed(self, batch: Batch) -> Timing | None:
@@ -110,12 +123,14 @@ class Dispatcher:
         self.keeps_time = keeps_time
         self.pool: ExecutorPool | None = None
         #: whether what waits can be told without taking it
-        self._gathers = type(queue) is BatchQueue and not keeps_time
+        self._gathers = type(queue) is BatchQueue
         self._clock_ns = clock_ns
         self.idle: list[ExecutorHandle] = []
         #: the idle executor that wakes up by itself, and when
         self._timekeeper: ExecutorHandle | None = None
         self._wakes_ns = 0
+        #: in the pool, who looks when a batch is due
+        self._due: DueBatches | None = None
 
     def dispatch(self, *, inline: bool) -> InlineRun | None:
         """Give idle executors the batches that are ready.
@@ -129,7 +144,10 @@ class Dispatcher:
         run: InlineRun | None = None
         while self.idle:
             if self.pool is not None and self.pool.is_busy and self._is_better_gathered(inline=inline and run is None):
-                self.idle.pop().inbox.put(LOOK)
+                if self._due is None:
+                    self.idle.pop().inbox.put(LOOK)
+                else:
+                    self._due.look_soon()
                 break
             batch = self._queue.next(seal_busy=True)
             if batch is None:
@@ -148,13 +166,21 @@ class Dispatcher:
         """Whether an executor that has to wait for a thread is better given a batch when it has one."""
         if not self._gathers:
             return False
-        queue = self._queue
-        first = queue.sealed[0] if queue.sealed else next(iter(queue.open.values()), None)
+        first = self._queue.first_ready()
         return first is not None and not (inline and first.lane.is_quick(first.rows, self._quick_ns))
 
-    def join(self, executor: ExecutorHandle) -> None:
-        """An executor of the pool is there, and idle. Takes the lock."""
+    def join(self, executor: ExecutorHandle, pool: ExecutorPool, share: PoolShare) -> None:
+        """An executor is in the pool, and idle. Takes the lock.
+
+        Args:
+            executor: that is there.
+            pool: the same for all executors.
+            share: of the version.
+        """
         with self._lock:
+            self.pool = pool
+            if self.keeps_time and self._due is None:
+                self._due = DueBatches(self.run_due, pool, share)
             executor.waits_for_inbox = True
             self.idle.append(executor)
             self.dispatch(inline=False)
@@ -174,14 +200,32 @@ class Dispatcher:
         """
         with self._lock:
             queue = self._queue
-            if waits and self._gathers and (queue.sealed or queue.open):
+            if waits and self._gathers and queue.first_ready() is not None:
                 return LOOK
             batch = queue.next(seal_busy=first)
             if batch is None:
                 self.idle.append(executor)
+                if self.keeps_time:
+                    self._keep_time(is_done=True)
                 if queue.finished:
                     self.dismiss()
             return batch
+
+    def run_due(self, pool: ExecutorPool) -> Callable[[], object] | None:
+        """Run the batch that has waited for long enough on the calling thread, which is one of the pool.
+
+        Other executors that are idle have what else is due. Takes the lock. See ``Pooled.work``.
+        """
+        run: InlineRun | None = None
+        with self._lock:
+            while self.idle and (batch := self._queue.next(seal_busy=False)) is not None:
+                executor = self.idle.pop()
+                if run is None:
+                    run = executor, batch
+                else:
+                    executor.inbox.put(batch)
+            self._keep_time(is_done=run is None)
+        return run[0].work_with(run[1], pool) if run is not None else None
 
     def take(self, executor: ExecutorHandle) -> Batch | None:
         """Wait for the next batch of an executor, in its own thread. None: the executor ends.
@@ -233,13 +277,22 @@ class Dispatcher:
     def clear(self) -> None:
         """Forget all executors, once they have ended."""
         self._timekeeper = None
+        if self._due is not None:
+            self._due.end()
+            self._due = None
 
     # --- batches that wait for more rows -----------------------------------------------------------------------------
 
-    def _keep_time(self) -> None:
-        """Have an idle executor, if there is one, wake up when the first open batch is due."""
+    def _keep_time(self, *, is_done: bool = False) -> None:
+        """Where executors are idle, have somebody look when the first open batch is due.
+
+        ``is_done`` is for ``ExecutorPool.call_at``.
+        """
         due_ns = self._queue.next_due_ns()
         if not due_ns or not self.idle:
+            return
+        if self._due is not None:
+            self._due.look_at(due_ns, is_done=is_done)
             return
         if self._timekeeper not in self.idle:
             self._timekeeper = self.idle[0]

@@ -160,8 +160,7 @@ class Executor(ExecutorHandle, TakesTurns):
         """
         self.share, self._owner = share, owner
         self.inbox = _PoolInbox(self, pool)
-        self._supertensor.executors.pool = pool
-        self._supertensor.executors.join(self)
+        self._supertensor.executors.join(self, pool, share)
 
     def look(self) -> None:
         """Go on after a thread has died."""
@@ -175,6 +174,15 @@ class Executor(ExecutorHandle, TakesTurns):
     def give(self, batch: Batch | None) -> None:
         """What it is to do when it has a thread: run a batch, look for one, or end."""
         self._given = batch
+
+    def work_with(self, batch: Batch, pool: ExecutorPool) -> Callable[[], object] | None:
+        """See ``ExecutorHandle``."""
+        self._given = batch
+        try:
+            return self.work(pool)
+        except BaseException as death:
+            self.die(death)
+            raise
 
     def work(self, pool: ExecutorPool) -> Callable[[], object] | None:
         """See ``Pooled``."""
@@ -197,7 +205,7 @@ class Executor(ExecutorHandle, TakesTurns):
                 pool.charge(self.share, time.monotonic_ns() - began_ns)
                 if fatal is not None:
                     raise fatal
-                waits = pool.waiting > 0
+                waits = pool.is_wanted
                 batch = dispatcher.take_now(self, first=False, waits=waits)
                 if batch is LOOK or (waits and batch is not None):
                     self._wait_with(batch, pool)

@@ -16,6 +16,12 @@ takes one when it is its turn.
 **Runs that last.** While some executor waits and no thread comes free for ``PATIENCE_NS``, the pool gets one more
 thread, up to ``MOST_TIMES`` as many, and leaves it to the system to share the cores: a short run does not wait for the
 end of a long one, and runs that never end do not stop the others. Threads above the number end when they are idle.
+
+**Batches that wait for more rows** have no thread. Their versions' ``Sleeper`` has the time at which the first of them
+is due, and one idle thread, the *timekeeper*, sleeps no longer than until the first of all these times. Who opens a
+batch sets its timer, and wakes nobody. When a time has come, the timekeeper does itself what is due, and another idle
+thread keeps time if there is one. While none is idle, whichever is done first looks what has become due, and that waits
+for its turn with all others.
 """
 
 from __future__ import annotations
@@ -29,11 +35,13 @@ from typing import Final, Protocol
 
 import trio
 
+from toutates.engine.timers import NEVER_NS, Timers
 from toutates.system.logs.limit import LineLimit
 from toutates.system.own_thread import name_for_the_system
 from toutates.system.placement import running_on
+from toutates.system.timer import Timer
 
-__all__ = ["ExecutorPool", "PoolShare", "Pooled"]
+__all__ = ["ExecutorPool", "PoolShare", "Pooled", "Sleeper"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +53,8 @@ PATIENCE_NS: Final = 10_000_000
 MOST_TIMES: Final = 4
 #: How often it is looked whether executors wait for too long, seconds.
 _LOOK_S: Final = PATIENCE_NS / 1e9
+#: Sleepers that come to what waits at a time, some 2 us each, with the lock held.
+_MOST_DUE: Final = 256
 #: Seconds that ``tidy`` waits for a thread, which may have got a batch meanwhile.
 _TIDY_S: Final = 1.0
 
@@ -87,12 +97,24 @@ class Pooled(Protocol):
         ...
 
 
+class Sleeper(Pooled, Protocol):
+    """What is to have a thread at a time (``ExecutorPool.call_at``).
+
+    Attributes:
+        at_ns: that time, monotonic nanoseconds; 0 for none.
+        is_called: whether it waits for a thread. ``work`` makes that False before it looks what there is to do.
+    """
+
+    at_ns: int
+    is_called: bool
+
+
 class _Thread:
     """A thread of the pool.
 
     Attributes:
         next: what it is to do; None to look what waits.
-        gate: held but while an idle thread is to go on.
+        gate: held but while an idle thread is to go on. The timekeeper sleeps by the timer instead.
     """
 
     __slots__ = ("gate", "next")
@@ -128,7 +150,16 @@ class ExecutorPool:
         self._anywhere = anywhere
         self._clock_ns = clock_ns
         self._lock = threading.Lock()
+        #: the idle threads, but for the one that keeps time
         self._idle: list[_Thread] = []
+        self._timekeeper: _Thread | None = None
+        self._timers: Timers[Sleeper] = Timers()
+        #: by which the timekeeper sleeps, and who does. A thread that was told to do something else may do so for a
+        #: moment longer than it keeps time, in which nobody else has the timer.
+        self._timer = Timer()
+        self._timer_of: _Thread | None = None
+        #: whether there are sleepers, or were
+        self._keeps_time = False
         #: those that wait: step of the time used, place, when it came, executor
         self._waiting: list[tuple[int, int, int, Pooled]] = []
         self._put = 0
@@ -152,12 +183,17 @@ class ExecutorPool:
     @property
     def is_busy(self) -> bool:
         """Whether no thread is idle; a guess, which takes no lock."""
-        return not self._idle and self._threads >= self.count
+        return not self._idle and self._timekeeper is None and self._threads >= self.count
 
     @property
     def waiting(self) -> int:
         """How many executors wait; a guess, which takes no lock."""
         return len(self._waiting)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether somebody waits for a thread, or should by now; a guess, which takes no lock."""
+        return bool(self._waiting) or (self._timers.next_ns != NEVER_NS and self._clock_ns() >= self._timers.next_ns)
 
     @property
     def threads(self) -> int:
@@ -167,22 +203,107 @@ class ExecutorPool:
     def put(self, executor: Pooled) -> None:
         """An executor has something to do. Any thread may call it, with the lock of a SuperTensor or an arbiter."""
         with self._lock:
-            share = executor.share
-            if share.used_ns < self._used_ns - CREDIT_NS:
-                share.used_ns = self._used_ns - CREDIT_NS
-            if self._idle:
-                thread = self._idle.pop()
-                thread.next = executor
-                thread.gate.release()
-                return
-            now_ns = self._clock_ns()
-            self._put += 1
-            heapq.heappush(self._waiting, (share.used_ns // QUANTUM_NS, self._put, now_ns, executor))
-            if self._threads < self.count:
-                self._start()
-            watch, self._watch = self._watch, None
+            watch = self._hand_over(executor)
         if watch is not None:
             watch()
+
+    def _hand_over(self, executor: Pooled) -> Callable[[], None] | None:
+        """Give an executor to an idle thread, or have it wait, with the lock held; returns what is to be called."""
+        share = executor.share
+        if share.used_ns < self._used_ns - CREDIT_NS:
+            share.used_ns = self._used_ns - CREDIT_NS
+        if self._idle:
+            thread = self._idle.pop()
+            thread.next = executor
+            thread.gate.release()
+            return None
+        if self._timekeeper is not None:
+            self._timekeeper.next = executor
+            self._timekeeper = None
+            self._timer.set(0)
+            return self._take_watch()
+        self._enter(executor)
+        if self._threads < self.count:
+            self._start()
+        return self._take_watch()
+
+    def _enter(self, executor: Pooled) -> None:
+        """Have an executor wait, with the lock held."""
+        self._put += 1
+        heapq.heappush(self._waiting, (executor.share.used_ns // QUANTUM_NS, self._put, self._clock_ns(), executor))
+
+    @property
+    def _is_unattended(self) -> bool:
+        """Whether no thread would notice if a sleeper's time came, because all are at work."""
+        return self._timers.next_ns != NEVER_NS and self._timekeeper is None
+
+    def _take_watch(self) -> Callable[[], None] | None:
+        """What is to be called, without the lock, if something waits and no thread is idle."""
+        if not self._waiting and not self._is_unattended:
+            return None
+        watch, self._watch = self._watch, None
+        return watch
+
+    # --- what there is to do at a time -------------------------------------------------------------------------------
+
+    def expect_times(self) -> None:
+        """There will be sleepers."""
+        self._keeps_time = True
+
+    def call_at(self, sleeper: Sleeper, at_ns: int, *, is_done: bool = False) -> None:
+        """Give it a thread at a time, monotonic nanoseconds, unless it has an earlier time.
+
+        Any thread may call it, with the lock of a SuperTensor, after ``expect_times``.
+
+        Args:
+            sleeper: that is to have one.
+            at_ns: the time.
+            is_done: whether the calling thread is one of the pool, and done: it looks itself what there is to do next.
+        """
+        watch: Callable[[], None] | None = None
+        with self._lock:
+            if 0 < sleeper.at_ns <= at_ns:
+                return
+            is_first = at_ns < self._timers.next_ns
+            self._timers.set(sleeper, at_ns)
+            if not is_first:
+                return  # who keeps time wakes before
+            if self._timekeeper is not None:
+                self._timer.set(at_ns)
+            elif is_done:
+                pass
+            elif self._idle:
+                self._promote()
+            else:
+                if self._threads < self.count:
+                    self._start()
+                watch = self._take_watch()
+        if watch is not None:
+            watch()
+
+    def call(self, sleeper: Sleeper) -> None:
+        """Give it a thread as soon as it is its turn. As ``put``."""
+        with self._lock:
+            if sleeper.is_called:
+                return
+            self._timers.cancel(sleeper)
+            sleeper.is_called = True
+            watch = self._hand_over(sleeper)
+        if watch is not None:
+            watch()
+
+    def forget(self, sleeper: Sleeper) -> None:
+        """It needs no thread at any time."""
+        with self._lock:
+            self._timers.cancel(sleeper)
+
+    def _enter_due(self) -> None:
+        """Have sleepers wait whose time has come, with the lock held."""
+        for sleeper in self._timers.take_due(self._clock_ns(), _MOST_DUE):
+            if not sleeper.is_called:
+                sleeper.is_called = True
+                sleeper.share.used_ns = max(sleeper.share.used_ns, self._used_ns - CREDIT_NS)
+                self._enter(sleeper)
 
     def charge(self, share: PoolShare, taken_ns: int) -> None:
         """A run of a version has taken so long."""
@@ -262,19 +383,73 @@ class ExecutorPool:
     def _next(self, me: _Thread) -> Pooled | None:
         """Wait for something to do; None to end."""
         while True:
+            executor: Pooled | None = None
+            watch: Callable[[], None] | None = None
             with self._lock:
-                if self._waiting:
+                if self._keeps_time:
+                    executor, watch = self._next_in_time(me)
+                elif self._waiting:
+                    executor = heapq.heappop(self._waiting)[-1]
+                if executor is not None:
                     self._taken_ns = self._clock_ns()
-                    return heapq.heappop(self._waiting)[-1]
-                if self._ended or self._threads > self.count:
+                elif self._ended or self._threads > self.count:
                     self._threads -= 1
+                    if self._idle and self._is_unattended:
+                        self._promote()
                     return None
-                self._idle.append(me)
-            me.gate.acquire()
-            executor, me.next = me.next, None
+                elif self._keeps_time and self._timekeeper is None and self._timer_of is None:
+                    self._timekeeper = self._timer_of = me
+                    self._timer.set(self._timers.next_ns)
+                    keeps_time = True
+                else:
+                    self._idle.append(me)
+                    keeps_time = False
+            if watch is not None:
+                watch()
             if executor is not None:
-                self._taken_ns = self._clock_ns()
                 return executor
+            if keeps_time:
+                self._timer.wait()
+            else:
+                me.gate.acquire()
+                executor = me.next  # None may become something at this moment, if the thread is to keep time now
+                if executor is not None:
+                    me.next = None
+                    self._taken_ns = self._clock_ns()
+                    return executor
+
+    def _next_in_time(self, me: _Thread) -> tuple[Pooled | None, Callable[[], None] | None]:
+        """What a thread was given, or waits, or is due, with the lock held; and what is to be called.
+
+        Other idle threads do what else there is, and one of them keeps time.
+        """
+        executor, me.next = me.next, None
+        if self._timer_of is me:
+            self._timer_of = None
+        if self._timekeeper is me:
+            self._timekeeper = None
+        if self._timers.next_ns == NEVER_NS:
+            if executor is None and self._waiting:
+                executor = heapq.heappop(self._waiting)[-1]
+            return executor, None
+        if executor is None:
+            self._enter_due()
+            if not self._waiting:
+                return None, None
+            executor = heapq.heappop(self._waiting)[-1]
+        while self._waiting and self._idle:
+            thread = self._idle.pop()
+            thread.next = heapq.heappop(self._waiting)[-1]
+            thread.gate.release()
+        if self._idle and self._is_unattended:
+            self._promote()
+        return executor, self._take_watch()
+
+    def _promote(self) -> None:
+        """Have an idle thread keep time, with the lock held, unless one that has the timer still is to look anyway."""
+        if self._timer_of is None:
+            self._timekeeper = thread = self._idle.pop()
+            thread.gate.release()
 
     def _replace(self) -> None:
         """The calling thread ends, because nobody knows what state it is in."""
@@ -284,10 +459,12 @@ class ExecutorPool:
                 self._start()
 
     def _help(self) -> bool:
-        """Start one more thread if executors wait for too long; whether some wait."""
+        """Start one more thread if executors wait for too long; whether some wait, or will unnoticed by a thread."""
         with self._lock:
+            if self._is_unattended:
+                self._enter_due()
             if not self._waiting:
-                return False
+                return self._is_unattended
             now_ns = self._clock_ns()
             since_ns = min(entry[2] for entry in self._waiting[: self.count])
             late = now_ns - max(since_ns, self._taken_ns) >= PATIENCE_NS
@@ -310,13 +487,13 @@ class ExecutorPool:
                     pass
 
             with self._lock:
-                at_once = bool(self._waiting or self._looks)
+                at_once = bool(self._waiting or self._looks) or self._is_unattended
                 self._watch = None if at_once else watch
             if not at_once:
                 await woken.wait()
             looked = trio.current_time()
             while True:
-                await trio.sleep(_LOOK_S if self._waiting else self._look_for_turns_s)
+                await trio.sleep(_LOOK_S if self._waiting or self._is_unattended else self._look_for_turns_s)
                 waits = self._help()
                 if self._looks and trio.current_time() - looked >= self._look_for_turns_s:
                     looked = trio.current_time()
@@ -333,11 +510,11 @@ class ExecutorPool:
         See ``system.shared_threads``.
         """
         with self._lock:
-            idle, self._idle = self._idle, []
+            idle = self._all_idle()
             tasks = [_Tidying() for _ in idle]
             for thread, task in zip(idle, tasks, strict=True):
                 thread.next = task
-                thread.gate.release()
+            self._wake_all()
         for task in tasks:
             task.done.wait(_TIDY_S)
 
@@ -345,14 +522,25 @@ class ExecutorPool:
         """End the threads. One whose run goes on is left behind, and ends with the process."""
         with self._lock:
             self._ended = True
-            idle, self._idle = self._idle, []
             living, self._living = self._living, []
-            everyone = len(idle) == self._threads
-            for thread in idle:
-                thread.gate.release()
+            everyone = len(self._all_idle()) == self._threads
+            self._wake_all()
         if everyone:
             for one in living:
                 one.join()
+
+    def _all_idle(self) -> list[_Thread]:
+        """All threads that are idle, with the lock held."""
+        return self._idle if self._timekeeper is None else [*self._idle, self._timekeeper]
+
+    def _wake_all(self) -> None:
+        """Wake all threads that are idle, with the lock held."""
+        for thread in self._idle:
+            thread.gate.release()
+        self._idle = []
+        if self._timekeeper is not None:
+            self._timekeeper = None
+            self._timer.set(0)
 
 
 class _Tidying:
