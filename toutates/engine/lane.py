@@ -191,6 +191,7 @@ class Lane:
         lasts: whether runs that count as quick last so long that the system may interrupt them.
         batch_rows: rows that one batch of this lane takes at most.
         row_memory: bytes of one row in a batch's buffers.
+        bound_output_bytes: those of its outputs among them.
         room: rows that the next batch is to have room for, ``batch_rows`` at most.
         spare: batches that wait to be used again, all with room for ``room`` rows.
         lent: batches without rows of their own that wait to be used again, by the address and the number of the rows.
@@ -209,7 +210,7 @@ class Lane:
         self.row_shapes = row_shapes
         self.key: Hashable = row_shapes
         self.batch_rows = batch_size if signature.batched else 1
-        self.row_memory = 0
+        self.row_memory = self.bound_output_bytes = 0
         self.room = self.batch_rows
         self.spare: list[Batch] = []
         self.lent: dict[tuple[int, int], Batch] = {}
@@ -324,7 +325,8 @@ class PackedLane(Lane):
         if signature.batched:
             self.batch_rows = max(1, min(batch_size, MAX_BATCH_BYTES // row_total))
         self.known_outputs = _known_outputs(signature, self.batch_rows, MAX_BOUND_OUTPUT_BYTES)
-        self.row_memory = row_total + sum(self.known_outputs.row_bytes if self.known_outputs else ())
+        self.bound_output_bytes = sum(self.known_outputs.row_bytes if self.known_outputs else ())
+        self.row_memory = row_total + self.bound_output_bytes
         self.room = self.batch_rows
         self.lent_rows = -(-LEAST_LENT_BYTES // row_total) if lends and len(tensors) == 1 else NEVER_LENT
 

@@ -140,7 +140,7 @@ class LaneTable:
         """Let go of the message; keep the rest for the next rows at the same address, if it is small."""
         batch.lent = None
         lent = batch.lane.lent
-        if sum([array.nbytes for array in batch.outputs]) <= MAX_LENT_OUTPUT_BYTES:
+        if batch.room * batch.lane.bound_output_bytes <= MAX_LENT_OUTPUT_BYTES:
             if len(lent) >= MAX_LENT:
                 del lent[next(iter(lent))]
             lent[batch.lent_at, batch.room] = batch

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache, partial
 from math import ceil
 from types import MappingProxyType
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import trio
 
@@ -23,7 +23,6 @@ from toutates.h2grpc.events import (
     RequestEnded,
     StreamOpened,
 )
-from toutates.h2grpc.message_memory import MessageMemory
 from toutates.h2grpc.method import MessageHandler, Method
 from toutates.h2grpc.shared import Shared
 from toutates.h2grpc.status import GrpcError, LimitExceeded, Metadata, Status
@@ -134,7 +133,7 @@ class GrpcService:
 
     def _handle_rest(self, link: Any, event: Event) -> None:
         if isinstance(event, LargeRequest):
-            memory = cast(MessageMemory, event.call.buffer)
+            memory: Any = event.call.buffer
             self.handle(link, event.call)
             self.shared.pool.give_back(memory)
         elif isinstance(event, InflationDue):

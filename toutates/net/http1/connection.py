@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from toutates.h2grpc.message_memory import MemoryPool, MessageMemory
 from toutates.h2grpc.stream import NEVER, Buffer
@@ -220,12 +220,13 @@ class HttpConnection(Connection):
         """Take ``count`` bytes that are in ``views``; returns the calls that they complete."""
         http = self._http
         if http.direct:
-            return self._after(cast(list[Any], http.take_direct(count)))
+            received: list[Any] = [*http.take_direct(count)]
+            return self._after(received)
         assert self._foresight is not None
         taken = self._foresight.take(count)
         if isinstance(taken, bytes):
             return self.receive_data(taken, now_ns)
-        return self._after(cast(list[Any], taken))
+        return self._after([*taken])
 
     def go_on(self, now_ns: int) -> list[Any]:
         """Read on in what has been received earlier."""

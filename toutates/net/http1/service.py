@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol
 
-from toutates.h2grpc.message_memory import MessageMemory
 from toutates.http1 import Head, Limits, Refused
 from toutates.net.connection import Connection, Service
 from toutates.net.http1.connection import Ended, HttpCall, HttpConnection, LargeRequest
@@ -98,7 +97,7 @@ class HttpService(Service):
 
     def _handle_rest(self, link: Any, event: Any) -> None:
         if isinstance(event, LargeRequest):
-            memory = cast(MessageMemory, event.call.body)
+            memory: Any = event.call.body
             self.handle(link, event.call)
             self._worker.message_memory.give_back(memory)
         elif isinstance(event, Ended):
