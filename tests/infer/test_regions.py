@@ -386,6 +386,7 @@ def test_a_bug_on_the_way_of_large_inputs_costs_their_request_alone(
 def late(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> Side:
     """Outputs of more than 16 bytes are large, and one such may wait before requests are refused."""
     monkeypatch.setattr(shared_outputs, "ASIDE_BYTES", 16)
+    monkeypatch.setattr(shared_outputs, "FILLED_BYTES", 16)
     monkeypatch.setattr(shared_outputs, "MOST_ASIDE_BYTES", 47)
     worker: Any = shared.worker
     worker.side = side = Side()
@@ -416,6 +417,25 @@ def test_large_outputs_are_written_beside_the_worker(shared: Shared, late: Side,
     assert written(key, 3)
     shared.servable.ports[0].run()
     assert regions.status(Kind.SYSTEM, "") == []
+
+
+def test_outputs_to_an_object_whose_pages_are_there_are_written_at_once_up_to_a_larger_size(
+    shared: Shared, late: Side, monkeypatch: pytest.MonkeyPatch, regions: Regions, key: str
+) -> None:
+    monkeypatch.setattr(shared_outputs, "FILLED_BYTES", 48)
+    calls = [shared.ask(shared.message(rows=2)) for _ in range(2)]
+    shared.port.run()
+    assert [call.open for call in calls] == [False, True], "of one batch no more than so many bytes together"
+    assert written(key, 2)
+    late.run()
+    os.truncate(FOLDER / key, 0)
+    os.truncate(FOLDER / key, SIZE)
+    call = shared.ask(shared.message(rows=2))
+    shared.port.run()
+    before = call.open
+    late.run()
+    assert (before, call.open) == (True, False), "its pages were gone"
+    assert not is_used(regions)
 
 
 def test_large_outputs_of_a_batch_are_large_together(shared: Shared, late: Side, regions: Regions) -> None:

@@ -58,6 +58,8 @@ class Kind(Enum):
 class Memory(Protocol):
     """What a region is a part of: an object of ``system.shared_memory``, or memory of a GPU of ``system.cuda``."""
 
+    @property
+    def is_filled(self) -> bool: ...
     def read_into(self, view: memoryview, offset: int) -> int: ...
     def write(self, pieces: Sequence[Buffer], offset: int, is_wanted: Callable[[], bool]) -> int: ...
     def close(self) -> None: ...
@@ -408,6 +410,13 @@ class Regions:
                 f"input '{tensor}' has {len(view)} bytes in {_described(region)}, of which {got} are left: the object "
                 "has become smaller since it was registered"
             )
+
+    def is_filled(self, place: Place) -> bool:
+        """Whether the memory of a place whose region is in use is there, so that a write to it takes no new pages."""
+        try:
+            return self._regions[place.region].memory.is_filled
+        except OSError:
+            return False
 
     def write(
         self,

@@ -2,7 +2,8 @@
 
 A MiB takes 0.1 ms, and some 2 ms where the object's pages were never touched, so that one request could keep the other
 clients of a worker waiting for as long as its outputs are large. What a batch has for the requests of a port is written
-at once up to ASIDE_BYTES; the rest becomes results of one request each, which wait until their outputs are written and
+at once up to ASIDE_BYTES, and up to FILLED_BYTES to objects whose pages are there: the way through the other thread
+takes longer than that. The rest becomes results of one request each, which wait until their outputs are written and
 then take the way of any other. Until then their requests are in flight, and use their regions.
 
 The worker slices the views of a batch's outputs meanwhile, which no two threads may do at once
@@ -27,6 +28,8 @@ __all__ = ["SharedOutputs"]
 #: Outputs of one result and one port that are written on the worker's thread. Where they are new to the object, it is
 #: half a millisecond.
 ASIDE_BYTES: Final = 262_144
+#: The same for objects whose pages are there.
+FILLED_BYTES: Final = 1_048_576
 #: Bytes of outputs that may wait to be written before requests with large outputs are refused. Those whose requests
 #: were taken are written in any case.
 MOST_ASIDE_BYTES: Final = 268_435_456
@@ -82,15 +85,15 @@ class SharedOutputs:
             outputs = result.shared_outputs
             now: list[PendingRequest] = []
             late: list[tuple[PendingRequest, Contents, int]] = []
-            room = ASIDE_BYTES
+            written = 0
             for request in result.pending:
                 is_behind = request[0][0] in self._waiting
-                most = -1 if is_behind else room
-                contents, size = self._beyond(most, request, outputs)
+                room = -1 if is_behind else _room_for(request, written)
+                contents, size = self._beyond(room, request, outputs)
                 if is_behind or size > room:
                     late.append((request, contents, size))
                 else:
-                    room -= size
+                    written += size
                     now.append(request)
             if not late:
                 finish(result)
@@ -172,6 +175,14 @@ class SharedOutputs:
             plan.shared.is_written = False
             if late.is_held:
                 plan.version.calls.let_go()
+
+
+def _room_for(request: PendingRequest, written: int) -> int:
+    """The bytes of outputs that a request may have written at once, after so many of others of its batch."""
+    shared = request[0][1].shared
+    if shared.room > ASIDE_BYTES - written and shared.is_filled:
+        return FILLED_BYTES - written
+    return ASIDE_BYTES - written
 
 
 def _of(result: BatchResult, pending: list[PendingRequest], *, is_last: bool) -> BatchResult:

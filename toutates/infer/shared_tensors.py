@@ -140,6 +140,11 @@ class SharedTensors:
                     with whole[spans[2 * at] : spans[2 * at + 1]] as view:
                         self._regions.read(given[0], view, given[1])
 
+    @property
+    def is_filled(self) -> bool:
+        """Whether the memory of all places of outputs is there: a write takes no new pages."""
+        return all([self._regions.is_filled(place) for place in self.outputs.values()])
+
     def place(self, indices: Sequence[int], contents: Sequence[list[Any]]) -> list[list[Any]]:
         """See outputs, given in pieces, to their places; returns what the response has of each: nothing of these.
 

@@ -25,6 +25,8 @@ FOLDER: Final = Path("/dev/shm")
 MOST_NAME_BYTES: Final = 255
 #: Bytes that are written at once. New pages take some 2 ms.
 _MOST_AT_ONCE: Final = 1_048_576
+#: What the system counts a file's memory in, bytes.
+_BLOCK: Final = 512
 #: The C library keeps named semaphores beside the objects, under names that begin so.
 _SEMAPHORE: Final = "sem."
 _FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -68,6 +70,16 @@ class SharedObject:
             OSError: the system does not say.
         """
         return os.fstat(self._fd).st_size
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether all of its pages are there, so that what is written to it takes no new ones: at this moment.
+
+        Raises:
+            OSError: the system does not say.
+        """
+        state = os.fstat(self._fd)
+        return state.st_blocks * _BLOCK >= state.st_size
 
     def read_into(self, view: memoryview, offset: int) -> int:
         """Fill a view with the bytes from ``offset`` on; returns how many there were.
