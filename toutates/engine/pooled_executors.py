@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import Final
 
 import trio
 
@@ -18,6 +19,10 @@ from toutates.engine.servable import Host
 __all__ = ["PooledExecutors"]
 
 logger = logging.getLogger(__name__)
+
+
+#: How long the executors of a version that is closed may take to end before that is watched. Seconds.
+_SOON_S: Final = 0.1
 
 
 @dataclass(slots=True)
@@ -72,8 +77,12 @@ class PooledExecutors:
             executor = self._executors.pop()
             executor.join_pool(self._pool, share, _Link(self, token, len(self._executors)))
             del executor
-        # One task while the version is served; the others are for its end, and for deaths.
+        # One task while the version is served; the others are for its end, where that lasts, and for deaths.
         await self._news.wait()
+        if not self._dead:
+            with trio.move_on_after(_SOON_S):
+                await self._ended.wait()
+                return
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             nursery.start_soon(self._leave_in_time)

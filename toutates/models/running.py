@@ -121,6 +121,8 @@ class RunningVersions:
             self._pool = ExecutorPool(options.executor_threads, self._take_cpus, anywhere)
         self._host = Host(self._take_cpus, anywhere, self._count_death, on_ready_change, self._pool)
         self._watching: trio.CancelScope | None = None
+        #: of versions that are to end, until nobody uses them any more
+        self._waiting: set[trio.CancelScope] = set()
         #: whether memory is given back in a moment, and how much of it has left by now
         self._will_sweep = False
         self._left_bytes = 0
@@ -221,17 +223,16 @@ class RunningVersions:
             others_come: whether they leave for others, so that small ones' memory is given back a little later, with
                 that of all that leave by then.
         """
-        async with trio.open_nursery() as nursery:
-
-            async def give_up_when_stopped() -> None:
-                await self.stopped.wait()
-                nursery.cancel_scope.cancel()
-
-            nursery.start_soon(give_up_when_stopped)
-            await settle()
-            for version in versions:
-                await _nobody_holds(version)
-            nursery.cancel_scope.cancel()
+        with trio.CancelScope() as waiting:
+            self._waiting.add(waiting)
+            if self.stopped.is_set():
+                waiting.cancel()
+            try:
+                await settle()
+                for version in versions:
+                    await _nobody_holds(version)
+            finally:
+                self._waiting.discard(waiting)
         for version in versions:
             self._left_bytes += version.memory_bytes
             version.servable.close(workers_ended=self.stopped.is_set())
@@ -266,6 +267,8 @@ class RunningVersions:
     def stop(self) -> None:
         """Refuse new rows; executors end once what is in flight has run. Call when no worker's thread is left."""
         self.stopped.set()
+        for waiting in self._waiting:
+            waiting.cancel()
         for version in list(self._ended):
             version.servable.close(workers_ended=True)
         self._end_threads()
