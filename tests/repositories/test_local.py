@@ -71,6 +71,28 @@ def test_a_model_is_looked_at_again_after_any_change_and_not_without(
     assert after == fresh
 
 
+def test_one_model_is_described_as_it_is_among_all(root: Path) -> None:
+    (root / "m" / ".git" / "a").mkdir(parents=True)
+    (root / "m" / ".git" / "a" / "b").touch()
+    (root / "m" / "1" / ".hidden").write_bytes(b"12345")
+    all_of_them = LocalRepository(root).scan()
+    assert [LocalRepository(root).scan([one.name]) for one in all_of_them] == [[one] for one in all_of_them]
+
+
+def test_a_model_that_is_the_repository_is_not_taken_for_a_directory_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_repository, "SETTLED_NS", 0)
+    (tmp_path / "m" / "m").mkdir(parents=True)
+    (tmp_path / "m" / "model.onnx").write_bytes(b"1")
+    repository = LocalRepository(tmp_path / "m")
+    [before] = [one for one in repository.scan(["m"]) if one.is_lone]
+    assert before.path == tmp_path / "m"
+    (tmp_path / "m" / "model.onnx").write_bytes(b"12")
+    [after] = [one for one in repository.scan(["m"]) if one.is_lone]
+    assert after.fingerprint != before.fingerprint
+
+
 def test_what_was_just_written_is_not_remembered_because_a_second_change_may_look_the_same(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

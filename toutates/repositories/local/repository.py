@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -89,14 +89,16 @@ class LocalRepository:
         files = _files_of(os.path.join(self._root, name)) if is_plain_name(name) else None
         if files is not None:
             known = self._seen.get(name)
-            if known is not None and known[0] == files[0]:
+            if known is not None and known[0] == files.whole:
                 return [known[1]]
         folders = scan(self._root, only, asked_by=self._asked_by, lone_name=self._lone_name)
-        found = [_described(folder) for folder in folders]
+        if [folder.path for folder in folders] != [self._root / name]:
+            files = None  # the repository itself is the model
+        found = [_described(folder, files.entries if files is not None else None) for folder in folders]
         # What was written meanwhile makes the next look another one.
-        is_settled = files is not None and time.time_ns() - files[1] >= SETTLED_NS
-        if files is not None and is_settled and len(found) == 1 and not (found[0].passed_over or found[0].problem):
-            self._seen.put(name, (files[0], found[0]))
+        is_settled = files is not None and time.time_ns() - files.changed_ns >= SETTLED_NS
+        if files is not None and is_settled and not (found[0].passed_over or found[0].problem):
+            self._seen.put(name, (files.whole, found[0]))
         return found
 
     def recall(self, only: Collection[str] | None, reason: str) -> Recalled | None:
@@ -130,10 +132,31 @@ class LocalRepository:
         """See ``Repository.stop``."""
 
 
-def _described(folder: ModelFolder) -> ModelFolder:
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """The files of a model.
+
+    Attributes:
+        whole: a text that is another one when anything in the directory has changed.
+        changed_ns: when something was last changed, Unix time in nanoseconds.
+        entries: as those of ``_entries``, in any order.
+    """
+
+    whole: str
+    changed_ns: int
+    entries: Sequence[tuple[str, str, int]]
+
+
+def _described(folder: ModelFolder, entries: Sequence[tuple[str, str, int]] | None = None) -> ModelFolder:
+    """A model with what its files say.
+
+    Args:
+        folder: the model.
+        entries: its files, where they are known.
+    """
     if folder.passed_over:  # it may hold any number of files, and none of them matters
         return replace(folder, source=str(folder.path))
-    found = sorted(_entries(folder.path, "", set()))
+    found = sorted(_entries(folder.path, "", set()) if entries is None else entries)
     described = with_fingerprints(folder, [entry[:2] for entry in found], source=folder.source or str(folder.path))
     return replace(described, versions=tuple(_sized(version, found) for version in described.versions))
 
@@ -179,7 +202,11 @@ def _line_and_size(path: Path | str, name: str) -> tuple[str, int]:
         status = os.stat(path)
     except OSError as error:
         return f"{name}\0cannot be read: {error.errno}", 0
-    return f"{name}\0{status.st_size} {status.st_mtime_ns} {status.st_dev} {status.st_ino}", status.st_size
+    return _line_of(name, status), status.st_size
+
+
+def _line_of(name: str, status: os.stat_result) -> str:
+    return f"{name}\0{status.st_size} {status.st_mtime_ns} {status.st_dev} {status.st_ino}"
 
 
 def _entries(directory: Path | str, start: str, above: set[tuple[int, int]]) -> Iterator[tuple[str, str, int]]:
@@ -209,35 +236,38 @@ def _entries(directory: Path | str, start: str, above: set[tuple[int, int]]) -> 
         yield f"{start}{name}", *_line_and_size(entry.path, f"{start}{name}")
 
 
-def _files_of(directory: str) -> tuple[str, int] | None:
-    """What tells whether anything in a model's directory changes.
-
-    Returns:
-        A text that is another one then, and when something was last changed, Unix time in nanoseconds; None where it
-        takes a closer look to tell.
-    """
-    lines: list[str] = []
+def _files_of(directory: str) -> _Files | None:
+    """Every file and directory of a model, where none of them is a link to a directory; else None."""
+    whole: list[str] = []
+    entries = [("", " a directory", 0)]
     changed_ns = 0
-    waiting = [directory]
+    waiting = [(directory, "")]
     try:
         while waiting:
-            with os.scandir(waiting.pop()) as entries:
-                for entry in entries:
-                    if len(lines) == MOST_FILES_SEEN:
+            path, start = waiting.pop()
+            with os.scandir(path) as found:
+                for entry in found:
+                    if len(whole) == MOST_FILES_SEEN:
                         return None
-                    if entry.is_dir(follow_symlinks=False):
-                        waiting.append(entry.path)
-                    elif entry.is_symlink() and entry.is_dir():
+                    name = start + entry.name
+                    is_directory = entry.is_dir(follow_symlinks=False)
+                    if not is_directory and entry.is_symlink() and entry.is_dir():
                         return None  # which may lead back
                     status = entry.stat()
+                    line = _line_of(name, status)
+                    whole.append(f"{line} {status.st_mode} {status.st_ctime_ns}")
                     changed_ns = max(changed_ns, status.st_ctime_ns)
-                    lines.append(
-                        f"{entry.path}\0{status.st_mode} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} "
-                        f"{status.st_dev} {status.st_ino}"
-                    )
+                    if is_directory:
+                        waiting.append((entry.path, f"{name}/"))
+                    if name.startswith("."):  # passed over by the scan as well, with what is in it
+                        continue
+                    if is_directory:
+                        entries.append((f"{name}/", f"{name}/ a directory", 0))
+                    else:
+                        entries.append((name, line, status.st_size))
     except OSError:
         return None
-    return "\n".join(sorted(lines)), changed_ns
+    return _Files("\n".join(sorted(whole)), changed_ns, entries)
 
 
 def _is_directory(entry: os.DirEntry[str]) -> bool:
