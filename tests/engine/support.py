@@ -367,6 +367,8 @@ class Rig:
         #: cleared: executors stop before their next run
         self.gate = threading.Event()
         self.gate.set()
+        #: set: an executor, or a worker in its place, has come to the gate
+        self.at_gate = threading.Event()
         self.unwanted: set[Any] = set()
         #: until when requests are wanted, by context, monotonic nanoseconds
         self.deadlines: dict[Any, int] = {}
@@ -404,6 +406,7 @@ class Rig:
         return Executor(self.supertensor, backend, on_batch=on_batch)
 
     def _is_wanted(self, context: Any, by_ns: int) -> bool:
+        self.at_gate.set()
         assert self.gate.wait(PATIENCE_S)
         if "is_wanted" in self.faults:
             raise self.faults["is_wanted"]
@@ -432,6 +435,15 @@ class Rig:
         if self.pool is not None:
             for executor in self.executors:
                 executor.join_pool(self.pool, self.share, self)
+
+    def hold(self, add: Callable[..., None], *request: Any) -> threading.Thread:
+        """Have a thread add a request whose run then waits at the gate."""
+        self.gate.clear()
+        self.at_gate.clear()
+        thread = threading.Thread(target=add, args=request)
+        thread.start()
+        assert self.at_gate.wait(PATIENCE_S)
+        return thread
 
     def end(self) -> None:
         """An executor of the pool has ended."""

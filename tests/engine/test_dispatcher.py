@@ -11,7 +11,7 @@ import pytest
 from tests.engine.support import Clock, some_batch
 from toutates.engine.batch_queue import BatchQueue
 from toutates.engine.budget import Bounds, Budget
-from toutates.engine.dispatcher import Dispatcher, ExecutorHandle
+from toutates.engine.dispatcher import LOOK, Dispatcher, ExecutorHandle, InlineRun
 from toutates.engine.lane import Batch, Lane
 
 DELAY_NS = 10**9
@@ -26,6 +26,12 @@ class Inbox(SimpleQueue[Batch | None]):
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
+
+    def put(self, item: Batch | None, block: bool = True, timeout: float | None = None) -> None:
+        """A batch comes without the lock, which the executor that has it may want at once."""
+        if item is not None and item is not LOOK:
+            assert not self._scene.lock.locked()
+        super().put(item)
 
     def get(self, block: bool = True, timeout: float | None = None) -> Batch | None:
         """What is in it by the time; events of the scene happen meanwhile."""
@@ -65,16 +71,26 @@ class Scene:
         self.executors = [ExecutorHandle() for _ in range(executors)]
         for executor in self.executors:
             executor.inbox = Inbox(self)
-        self.events: list[tuple[int, Callable[[], None]]] = []
+        self.events: list[tuple[int, Callable[[], object]]] = []
         self.opened = 0
 
     def at(self, ns: int, event: Callable[[], object]) -> None:
         """Have something happen so long after the beginning, while an executor sleeps."""
-        self.events.append((self.began_ns + ns, lambda: self.locked(event)))
+        self.events.append((self.began_ns + ns, event))
 
-    def locked(self, event: Callable[[], object]) -> None:
+    def dispatch(self, *, inline: bool) -> InlineRun | None:
+        """What a commit does."""
         with self.lock:
-            event()
+            run = self.dispatcher.dispatch(inline=inline)
+        self.dispatcher.hand_over()
+        return run
+
+    def end_inline(self, executor: ExecutorHandle, *, more: bool) -> Batch | None:
+        """What the end of an inline run does."""
+        with self.lock:
+            following = self.dispatcher.end_inline(executor, more=more)
+        self.dispatcher.hand_over()
+        return following
 
     def open_one(self, *, busy: int = 0) -> Batch:
         """A batch with a row."""
@@ -86,7 +102,7 @@ class Scene:
     def commit_one(self) -> Batch:
         """A batch whose only worker commits."""
         batch = self.open_one()
-        self.dispatcher.dispatch(inline=False)
+        self.dispatch(inline=False)
         return batch
 
     def take(self, number: int = 0) -> Batch | None:
@@ -127,7 +143,7 @@ def test_a_quick_batch_is_run_inline_and_one_alone() -> None:
     slow, quick, late = (scene.open_one() for _ in range(3))
     for batch, run_ns in ((slow, 100), (quick, 99), (late, 99)):
         batch.lane.note_run(1, run_ns)
-    run = scene.dispatcher.dispatch(inline=True)
+    run = scene.dispatch(inline=True)
     assert run == (scene.executors[1], quick)
     assert scene.take(2) is slow
     assert scene.take(0) is late
@@ -139,7 +155,7 @@ def test_nothing_is_run_inline_by_a_caller_who_would_not() -> None:
     scene.sleep()
     batch = scene.open_one()
     batch.lane.note_run(1, 1)
-    assert scene.dispatcher.dispatch(inline=False) is None
+    assert scene.dispatch(inline=False) is None
     assert scene.take() is batch
 
 
@@ -152,11 +168,11 @@ def test_after_an_inline_run_the_next_batch_is_the_callers_if_it_is_quick(more: 
     batch = scene.open_one()
     batch.lane.note_run(1, run_ns)
     inline = more and run_ns < 100
-    assert scene.dispatcher.end_inline(executor, more=more) is (batch if inline else None)
+    assert scene.end_inline(executor, more=more) is (batch if inline else None)
     if not inline:
         assert scene.take() is batch
     else:
-        assert scene.dispatcher.end_inline(executor, more=more) is None
+        assert scene.end_inline(executor, more=more) is None
         assert scene.dispatcher.idle == [executor]
 
 
@@ -199,7 +215,7 @@ def test_the_timekeeper_wakes_earlier_for_a_batch_whose_writer_commits_late() ->
 
     def commit() -> None:
         first.busy = 0
-        scene.dispatcher.dispatch(inline=False)
+        scene.dispatch(inline=False)
 
     scene.at(700, commit)
     assert scene.take() is first
@@ -238,7 +254,7 @@ def test_an_executor_back_from_an_inline_run_keeps_time() -> None:
     [executor] = scene.executors
     scene.dispatcher.idle.clear()
     batch = scene.commit_one()
-    assert scene.dispatcher.end_inline(executor, more=True) is None
+    assert scene.end_inline(executor, more=True) is None
     assert scene.take() is batch
     assert scene.passed_ns == DELAY_NS
 
@@ -250,7 +266,7 @@ def test_a_batch_that_is_put_into_the_timekeepers_inbox_is_not_lost() -> None:
     def commit() -> None:
         full = scene.open_one()
         full.rows = 8
-        scene.dispatcher.dispatch(inline=False)
+        scene.dispatch(inline=False)
 
     scene.at(400, commit)
     taken = scene.take()

@@ -12,8 +12,8 @@ import numpy.testing as npt
 import pytest
 from onnx import TensorProto, helper
 
-from tests.engine.support import DOUBLE_LENGTHS, Rig, double, model, tensor, wait_until
-from toutates.engine import lane_table
+from tests.engine.support import DOUBLE_LENGTHS, Rig, double, model, tensor
+from toutates.engine import executor, lane_table
 from toutates.engine.lane import LEAST_LENT_BYTES, Batch
 from toutates.engine.submitter import ALIGNMENT
 from toutates.system.errors import ExecutionFailed, InvalidRequest, ModelNotReady, Overloaded
@@ -192,6 +192,71 @@ def test_rows_of_a_model_that_is_not_quick_or_whose_executors_are_busy_are_copie
     assert slow.lent + busy.lent == [False, False]
 
 
+class Clocks:
+    """The clocks of executors, in place of ``time``: a run takes so long by each of them.
+
+    Attributes:
+        cpu_reads: how often CPU time was read.
+    """
+
+    def __init__(self, wall_ns: int, cpu_ns: int) -> None:
+        self.wall_ns, self.cpu_ns = wall_ns, cpu_ns
+        self.now_ns = self.cpu_now_ns = self.cpu_reads = 0
+
+    def monotonic_ns(self) -> int:
+        self.now_ns += self.wall_ns
+        return self.now_ns
+
+    def thread_time_ns(self) -> int:
+        self.cpu_reads += 1
+        self.cpu_now_ns += self.cpu_ns
+        return self.cpu_now_ns
+
+
+def test_a_run_that_was_interrupted_does_not_count_as_one_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(double(["n", LENGTH]), quick_ns=10_000_000, lends=True)
+    lane = rig.lane((LENGTH,))
+    lane.note_run(1, 1_000)
+    running = Running(rig)
+    clocks = Clocks(wall_ns=5_000, cpu_ns=5_000)
+
+    def ask(times: int) -> None:
+        for _ in range(times):
+            running.add("a", Message.of())
+            running.answer("a")
+
+    with rig.running():
+        rig.wait_idle()
+        monkeypatch.setattr(executor, "time", clocks)
+        ask(2)
+        assert not clocks.cpu_reads  # the clock alone says that they are quick
+        clocks.wall_ns = 10**9
+        ask(3)
+        assert clocks.cpu_reads == 2 * 2
+        assert lane.is_quick(1, 10_001)
+        clocks.cpu_ns = 10**9
+        ask(1)
+        assert not lane.is_quick(1, 10_000_000)
+        ask(1)
+        monkeypatch.undo()
+    assert running.lent == [True] * 6 + [False]
+
+
+def test_once_no_run_takes_long_any_more_they_are_measured_by_the_clock_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = quick()
+    clocks = Clocks(wall_ns=5_000, cpu_ns=5_000)
+    with running.rig.running():
+        running.rig.wait_idle()
+        running.rig.executors[0]._doubts = 3
+        monkeypatch.setattr(executor, "time", clocks)
+        for _ in range(5):
+            running.add("a", Message.of())
+            running.answer("a")
+        monkeypatch.undo()
+    assert clocks.cpu_reads == 2 * 3
+    assert running.lent == [True] * 5
+
+
 def test_a_row_joins_the_batch_that_others_share(running: Running) -> None:
     rig = running.rig
     lane = rig.packed((LENGTH,))
@@ -206,10 +271,8 @@ def test_a_row_joins_the_batch_that_others_share(running: Running) -> None:
 
 def held(running: Running, message: Message, context: str = "a") -> threading.Thread:
     """Have worker 0 run a message's row, as far as the gate lets it."""
-    running.rig.gate.clear()
-    thread = threading.Thread(target=running.add, args=(context, message))
-    thread.start()
-    wait_until(lambda: not message.is_free)
+    thread = running.rig.hold(running.add, context, message)
+    assert not message.is_free
     return thread
 
 

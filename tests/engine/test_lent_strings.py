@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 from onnx import TensorProto, helper
 
-from tests.engine.support import PATIENCE_S, Rig, model, tensor, unary, wait_until
+from tests.engine.support import PATIENCE_S, Rig, model, tensor, unary
 from tests.engine.test_lent_rows import ALWAYS, Message
 from toutates.engine.lane import LEAST_LENT_BYTES, Batch, GatheredLane
 from toutates.engine.submitter import StringPort
@@ -254,10 +254,8 @@ def test_what_is_wrong_with_many_elements_is_told_with_the_request_it_is_wrong_w
 
 def held(running: Running, message: Message, end: int) -> threading.Thread:
     """Have worker 0 run an element, as far as the gate lets it."""
-    running.rig.gate.clear()
-    thread = threading.Thread(target=running.add, args=("a", message, end))
-    thread.start()
-    wait_until(lambda: not message.is_free)
+    thread = running.rig.hold(running.add, "a", message, end)
+    assert not message.is_free
     return thread
 
 

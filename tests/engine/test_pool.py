@@ -12,10 +12,12 @@ import pytest
 import trio
 import trio.testing
 
-from tests.waiting import wait_until
+from tests.waiting import DEADLINES_S, PATIENCE_S, wait_until
 from toutates.engine.pool import CREDIT_NS, QUANTUM_NS, ExecutorPool, PoolShare
+from toutates.system.gate import Gate as Gate_
 
 MS = 1_000_000
+HOUR_NS = 3_600 * 10**9
 
 
 class Job:
@@ -207,17 +209,33 @@ def waiting_pool(threads: int) -> ExecutorPool:
     return pool
 
 
-def test_an_alarm_goes_off_at_its_time_and_the_earlier_of_two_times_counts() -> None:
+@pytest.mark.parametrize("sooner_ms", [20, -5])
+def test_an_alarm_goes_off_at_the_earlier_of_two_times(sooner_ms: int) -> None:
+    pool, done = waiting_pool(1), threading.Event()
+    alarm = Alarm(done.set)
+    began_ns = time.monotonic_ns()
+    pool.call_at(alarm, began_ns + HOUR_NS)
+    pool.call_at(alarm, began_ns + sooner_ms * MS)
+    assert done.wait(20)
+    assert time.monotonic_ns() - began_ns >= sooner_ms * MS
+    assert alarm.at_ns == 0
+    pool.end()
+
+
+def test_an_alarm_has_no_later_time_than_it_was_given_before() -> None:
     pool = waiting_pool(1)
-    for later_ms, sooner_ms in ((20, 3_600_000), (3_600_000, 20), (3_600_000, -5)):
+    for after_s in (0.02, *DEADLINES_S):
         done = threading.Event()
         alarm = Alarm(done.set)
-        began_ns = time.monotonic_ns()
-        pool.call_at(alarm, began_ns + later_ms * MS)
-        pool.call_at(alarm, began_ns + sooner_ms * MS)
-        assert done.wait(20)
-        assert time.monotonic_ns() - began_ns >= min(later_ms, sooner_ms) * MS
-        assert alarm.at_ns == 0
+        at_ns = time.monotonic_ns() + int(after_s * 1e9)
+        pool.call_at(alarm, at_ns)
+        pool.call_at(alarm, at_ns + HOUR_NS)
+        if time.monotonic_ns() < at_ns:
+            break
+        pool.forget(alarm)  # it may have gone off before it was given the second time
+    assert done.wait(PATIENCE_S)
+    assert time.monotonic_ns() >= at_ns
+    assert alarm.at_ns == 0
     pool.end()
 
 
@@ -311,3 +329,53 @@ def test_nothing_is_forgotten_whoever_puts_what_when(threads: int) -> None:
     assert counts == [400] * len(counts)
     wait_until(lambda: not pool.waiting)
     pool.end()
+
+
+def test_a_thread_that_is_woken_finds_the_lock_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = ExecutorPool(1)
+    pool.open()
+    wait_until(lambda: not pool.is_busy)
+    free: list[bool] = []
+    wake = Gate_.open
+
+    def opened(gate: Gate_) -> None:
+        free.append(not pool._lock.locked())
+        wake(gate)
+
+    monkeypatch.setattr(Gate_, "open", opened)
+    done = threading.Event()
+    pool.put(Job(done.set))
+    assert done.wait(20)
+    assert free == [True]
+    wait_until(lambda: not pool.is_busy)
+    pool.end()
+
+
+def test_a_thread_for_which_there_is_no_open_file_left_is_none(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with one_thread_at_work() as (pool, gate):
+        pool.count = 2
+        done = threading.Event()
+        with monkeypatch.context() as patched:
+
+            def refuse(*arguments: int) -> int:
+                raise OSError(24, "Too many open files")
+
+            patched.setattr("os.eventfd", refuse)
+            pool.put(Job(done.set))
+        assert pool.threads == 1
+        assert "no thread could be started for the executors ([Errno 24] Too many open files); 1 go on" in caplog.text
+        pool.count = 1
+        gate.opened.set()
+        assert done.wait(20)
+
+
+def test_it_is_busy_once_its_idle_threads_were_given_something() -> None:
+    with one_thread_at_work() as (pool, _):
+        assert pool.is_busy
+        assert pool.is_busy_with(0)
+        pool.count = 3
+        assert not pool.is_busy_with(1)
+        assert pool.is_busy_with(2)
+        pool.count = 1

@@ -1,13 +1,17 @@
-"""A servable that stands before another one: what it does not do itself is the other's."""
+"""A servable or a backend that stands before another one: what it does not do itself is the other's."""
 
 from __future__ import annotations
 
+from typing import Generic, TypeVar
+
 from toutates.engine.counters import VersionCounters
-from toutates.engine.servable import Consumer, Host, Port, Servable
+from toutates.engine.servable import Backend, Consumer, Host, Port, Servable
 from toutates.engine.statistics import VersionStatistics
 from toutates.protocol.signature import Signature
 
-__all__ = ["AroundServable"]
+__all__ = ["AroundBackend", "AroundServable"]
+
+B = TypeVar("B", bound=Backend)
 
 
 class AroundServable:
@@ -63,3 +67,30 @@ class AroundServable:
     def free(self) -> None:
         """See ``Servable``."""
         self._servable.free()
+
+
+class AroundBackend(Generic[B]):
+    """See ``engine.servable.Backend``. Who inherits it runs, and sets the times of the last run.
+
+    Args:
+        backend: what computes.
+    """
+
+    def __init__(self, backend: B) -> None:
+        self._backend = backend
+        self.started_ns = 0
+        self.ended_ns = 0
+
+    @property
+    def on_cpu(self) -> bool:
+        """See ``Backend``."""
+        return self._backend.on_cpu
+
+    @property
+    def one_thread(self) -> bool:
+        """See ``Backend``."""
+        return self._backend.one_thread
+
+    def close(self) -> None:
+        """See ``Backend``."""
+        self._backend.close()

@@ -6,7 +6,7 @@ It serves whatever its backends compute: a kind of model gives it a signature an
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import trio
 
@@ -25,6 +25,7 @@ from toutates.engine.padded.port import PaddedPort
 from toutates.engine.policies.keeper import keep_time, tell_dropped
 from toutates.engine.policies.port import PolicyPort, RaggedPolicyPort
 from toutates.engine.policies.queue import PolicyQueue
+from toutates.engine.pool import ExecutorPool
 from toutates.engine.pooled_executors import PooledExecutors
 from toutates.engine.ragged.port import RaggedPort
 from toutates.engine.ragged.ragged import Ragged
@@ -164,8 +165,25 @@ class BatchedServable:
             lines.append(f"and {occupancy.lanes - most} more lanes")
         return lines
 
+    def start(self, host: Host, on_news: Callable[[], None]) -> bool:
+        """Have requests answered without a task, where that is possible; else ``run`` is to be called at once.
+
+        Args:
+            host: see ``Servable.run``.
+            on_news: called once when there is something to do or to wait for, as at the end: ``run`` is to be called
+                then.
+        """
+        pool = self._pool_of(host)
+        if pool is None or isinstance(self.supertensor.queue, PolicyQueue):
+            return False
+        self._pool_executors(pool).start(host, on_news)
+        return True
+
     async def run(self, host: Host) -> None:
-        """See ``Servable``."""
+        """See ``Servable``. What ``start`` has begun goes on."""
+        if self._threads is not None:
+            await self._threads.run(host)
+            return
         queue = self.supertensor.queue
         if not isinstance(queue, PolicyQueue):
             await self._run_executors(host)
@@ -177,17 +195,24 @@ class BatchedServable:
         tell_dropped(self.supertensor, queue.dropped)
 
     async def _run_executors(self, host: Host) -> None:
-        name, executors = self.supertensor.name, self._starting
+        pool = self._pool_of(host)
+        if pool is not None:
+            await self._pool_executors(pool).run(host)
+            return
+        self._threads = threads = ExecutorThreads(self.supertensor.name, self._version, self._starting)
         self._starting = []
-        if self._may_be_pooled and host.pool is not None:
-            self._threads = pooled = PooledExecutors(name, self._version, executors, host.pool)
-            self._tell_closed()
-            await pooled.run(host)
-        else:
-            self._threads = threads = ExecutorThreads(name, self._version, executors)
-            executors.clear()
-            self._tell_closed()
-            await threads.run(host)
+        self._tell_closed()
+        await threads.run(host)
+
+    def _pool_of(self, host: Host) -> ExecutorPool | None:
+        return host.pool if self._may_be_pooled else None
+
+    def _pool_executors(self, pool: ExecutorPool) -> PooledExecutors:
+        """The executors, which are to have threads of a pool."""
+        executors, self._starting = self._starting, []
+        self._threads = pooled = PooledExecutors(self.supertensor.name, self._version, executors, pool)
+        self._tell_closed()
+        return pooled
 
     def _tell_closed(self) -> None:
         """Tell the threads of the executors what ``close`` was told, if it was called."""

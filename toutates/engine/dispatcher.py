@@ -93,7 +93,9 @@ InlineRun = tuple[ExecutorHandle, Batch]
 
 
 class Dispatcher:
-    """Brings the batches of a SuperTensor to its executors. Its methods but ``take`` are called with the lock held.
+    """Brings the batches of a SuperTensor to its executors.
+
+    Its methods are called with the lock held, but for those that say otherwise.
 
     Args:
         lock: the SuperTensor's.
@@ -106,6 +108,8 @@ class Dispatcher:
         idle: the executors that are neither at work nor claimed.
         keeps_time: as given.
         pool: that has threads for the executors; None where they have their own.
+        handed: executors, each with what it is to do, for whoever lets go of the lock to call ``hand_over``. An
+            executor that is woken while the lock is held may have the waker's core, and then wait for the lock.
     """
 
     def __init__(
@@ -126,6 +130,7 @@ class Dispatcher:
         self._gathers = type(queue) is BatchQueue
         self._clock_ns = clock_ns
         self.idle: list[ExecutorHandle] = []
+        self.handed: list[tuple[ExecutorHandle, Batch]] = []
         #: the idle executor that wakes up by itself, and when
         self._timekeeper: ExecutorHandle | None = None
         self._wakes_ns = 0
@@ -133,7 +138,7 @@ class Dispatcher:
         self._due: DueBatches | None = None
 
     def dispatch(self, *, inline: bool) -> InlineRun | None:
-        """Give idle executors the batches that are ready.
+        """Have idle executors given the batches that are ready, by ``hand_over``.
 
         Args:
             inline: whether the caller would run a quick one inline.
@@ -143,9 +148,9 @@ class Dispatcher:
         """
         run: InlineRun | None = None
         while self.idle:
-            if self.pool is not None and self.pool.is_busy and self._is_better_gathered(inline=inline and run is None):
+            if self._is_pool_busy() and self._is_better_gathered(inline=inline and run is None):
                 if self._due is None:
-                    self.idle.pop().inbox.put(LOOK)
+                    self.handed.append((self.idle.pop(), LOOK))
                 else:
                     self._due.look_soon()
                 break
@@ -157,10 +162,26 @@ class Dispatcher:
             if inline and run is None and batch.lane.run_ns[batch.rows.bit_length()] < self._quick_ns:
                 run = executor, batch
             else:
-                executor.inbox.put(batch)
+                self.handed.append((executor, batch))
         if self.keeps_time:
             self._keep_time()
         return run
+
+    def hand_over(self) -> None:
+        """Give executors what was found for them. Called without the lock, where ``handed`` has some."""
+        handed = self.handed
+        while handed:
+            try:
+                executor, batch = handed.pop()
+            except IndexError:  # another thread has handed it over
+                return
+            executor.inbox.put(batch)
+
+    def _is_pool_busy(self) -> bool:
+        pool = self.pool
+        if pool is None:
+            return False
+        return pool.is_busy_with(len(self.handed)) if self.handed else pool.is_busy
 
     def _is_better_gathered(self, *, inline: bool) -> bool:
         """Whether an executor that has to wait for a thread is better given a batch when it has one."""
@@ -186,9 +207,12 @@ class Dispatcher:
             self.dispatch(inline=False)
             if self._queue.finished:
                 self.dismiss()
+        self.hand_over()
 
     def take_now(self, executor: ExecutorHandle, *, first: bool, waits: bool) -> Batch | None:
         """The next batch of an executor of the pool, which has a thread; None: it is idle now, and has none any more.
+
+        Takes the lock.
 
         Args:
             executor: that is neither idle nor claimed.
@@ -223,12 +247,13 @@ class Dispatcher:
                 if run is None:
                     run = executor, batch
                 else:
-                    executor.inbox.put(batch)
+                    self.handed.append((executor, batch))
             self._keep_time(is_done=run is None)
+        self.hand_over()
         return run[0].work_with(run[1], pool) if run is not None else None
 
     def take(self, executor: ExecutorHandle) -> Batch | None:
-        """Wait for the next batch of an executor, in its own thread. None: the executor ends.
+        """Wait for the next batch of an executor, in its own thread. None: the executor ends. Takes the lock.
 
         An executor whose last thread ended while it waited is still idle, claimed, or has a batch, and waits on.
         """
@@ -256,7 +281,8 @@ class Dispatcher:
             more: whether the caller would run another batch; else the executor's own thread gets it.
 
         Returns:
-            The next batch, if it is quick, for the caller to run with the same executor.
+            The next batch, if it is quick, for the caller to run with the same executor. Another one is handed over by
+            ``hand_over``.
         """
         batch = self._queue.next(seal_busy=False)
         if batch is None:
@@ -266,7 +292,7 @@ class Dispatcher:
         elif more and batch.lane.is_quick(batch.rows, self._quick_ns):
             return batch
         else:
-            executor.inbox.put(batch)
+            self.handed.append((executor, batch))
         return None
 
     def dismiss(self) -> None:

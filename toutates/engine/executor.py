@@ -27,7 +27,7 @@ from queue import SimpleQueue
 from typing import Final, Protocol
 
 from toutates.engine.dispatcher import LOOK, Deliver, ExecutorHandle
-from toutates.engine.lane import Batch
+from toutates.engine.lane import NEVER_DOUBTED, Batch
 from toutates.engine.pool import ExecutorPool, PoolShare
 from toutates.engine.result import BatchResult, Outputs, PendingRequest, Separate, Timing
 from toutates.engine.servable import Backend
@@ -42,8 +42,9 @@ logger = logging.getLogger(__name__)
 
 #: Batches that a worker runs inline at most before it goes on with its round: its own, and those that came meanwhile.
 MAX_INLINE_BATCHES: Final = 4
-#: Claimed runs that are measured by CPU time after one that took long. The others are by the clock, which is read in a
-#: twentieth of the time, and says as well that a run is quick.
+#: Runs on workers' threads that are measured by CPU time after one that took long, where they may last so long that the
+#: system interrupts them. The others are by the clock, which is read in a tenth of the time, and says as well that a
+#: run is quick.
 DOUBTS: Final = 64
 
 
@@ -51,11 +52,11 @@ class Owner(Protocol):
     """Hears what becomes of an executor in the pool."""
 
     def end(self) -> None:
-        """It has ended. In any thread."""
+        """The executor has ended. Called in any thread."""
         ...
 
     def die(self, executor: Executor, death: BaseException) -> None:
-        """A thread has died in its run, and it waits for ``Executor.look``. In that thread."""
+        """A thread has died in the executor's run. Called in that thread; the executor waits for ``Executor.look``."""
         ...
 
 
@@ -100,7 +101,7 @@ class Executor(ExecutorHandle, TakesTurns):
         self._on_batch = on_batch
         self._limit: LineLimit[str] = LineLimit()
         self.share = PoolShare()
-        #: claimed runs that are still to be measured by CPU time
+        #: runs on workers' threads that are still to be measured by CPU time
         self._doubts = 0
         #: in the pool: what to do, the turn that has come for it, and what hears of its end
         self._given: Batch | None = None
@@ -119,23 +120,23 @@ class Executor(ExecutorHandle, TakesTurns):
             BaseException: what is no ``Exception``. ``run`` is then to be called again, in another thread.
         """
         supertensor = self._supertensor
-        clock_ns = time.thread_time_ns if self._backend.one_thread else time.monotonic_ns
         while (batch := supertensor.executors.take(self)) is not None:
             turn = self.turn
             if turn is not None:
                 turn.begin(batch)
-            fatal = self._run_taken(batch, clock_ns, turn)
+            fatal = self._run_taken(batch, turn)
             if fatal is not None:
                 raise fatal
             del batch  # while an executor waits for the next batch, it keeps no memory of the last
         self._backend.close()
 
-    def _run_taken(self, batch: Batch, clock_ns: Callable[[], int], turn: Turn | None) -> BaseException | None:
+    def _run_taken(self, batch: Batch, turn: Turn | None) -> BaseException | None:
         """Run a batch whose turn it is, and tell its callers; returns what is to end the thread."""
         fatal: BaseException | None = None
         supertensor = self._supertensor
         try:
-            outcomes = self._run(batch, clock_ns)
+            # A run of 5 us may wait a thousand times as long for the GIL before it can return.
+            outcomes = self._run(batch, by_cpu=self._backend.one_thread)
         except BaseException as error:
             outcomes = self._fail(batch, error)
             if not isinstance(error, Exception):
@@ -172,7 +173,7 @@ class Executor(ExecutorHandle, TakesTurns):
         self._owner.die(self, death)
 
     def give(self, batch: Batch | None) -> None:
-        """What it is to do when it has a thread: run a batch, look for one, or end."""
+        """Set what the executor does when it has a thread: run a batch, look for one (``LOOK``), or end (None)."""
         self._given = batch
 
     def work_with(self, batch: Batch, pool: ExecutorPool) -> Callable[[], object] | None:
@@ -193,7 +194,6 @@ class Executor(ExecutorHandle, TakesTurns):
         dispatcher = self._supertensor.executors
         if batch is LOOK:
             batch = dispatcher.take_now(self, first=True, waits=False)
-        clock_ns = time.thread_time_ns if self._backend.one_thread else time.monotonic_ns
         while batch is not None:
             if turn is None and (turn := self.turn) is not None and not self._ask(turn, batch, pool):
                 return None
@@ -201,7 +201,7 @@ class Executor(ExecutorHandle, TakesTurns):
             held, turn = turn, None
             try:
                 began_ns = time.monotonic_ns()
-                fatal = self._run_taken(batch, clock_ns, None)
+                fatal = self._run_taken(batch, None)
                 pool.charge(self.share, time.monotonic_ns() - began_ns)
                 if fatal is not None:
                     raise fatal
@@ -242,7 +242,7 @@ class Executor(ExecutorHandle, TakesTurns):
         return may_begin
 
     def _end(self) -> Callable[[], object]:
-        """There will be no more batches."""
+        """Close the backend, because there will be no more batches; returns what tells the owner."""
         assert self._owner is not None
         on_end = self._owner.end
         self.inbox = SimpleQueue()  # the other one refers to the executor
@@ -261,10 +261,10 @@ class Executor(ExecutorHandle, TakesTurns):
                 return
             left -= 1
             try:
-                # A run that lasts long enough to be interrupted would then count as one that is not quick.
-                lasts = batch.lent_at or batch.lane.lasts
-                clock_ns = time.thread_time_ns if lasts and self._backend.one_thread else time.monotonic_ns
-                outcomes = self._run(batch, clock_ns)
+                if (batch.lent_at or batch.lane.lasts) and self._backend.one_thread:
+                    outcomes = self._run_in_doubt(batch)
+                else:
+                    outcomes = self._run(batch, by_cpu=False)
             except BaseException as error:
                 outcomes = self._fail(batch, error)
             batch.drop_pending()
@@ -282,7 +282,7 @@ class Executor(ExecutorHandle, TakesTurns):
         taken_ns = time.monotonic_ns()
         try:
             backend.run(batch, 0, batch.rows)
-        except Exception:
+        except BaseException:  # a panic of a library in Rust is no ``Exception``, and the thread is a worker's
             return None
         done_ns, rows = time.monotonic_ns(), batch.rows
         took_ns = time.thread_time_ns() - began_ns if by_cpu else done_ns - taken_ns
@@ -296,13 +296,20 @@ class Executor(ExecutorHandle, TakesTurns):
         self._on_batch(rows, rows, timing)
         return timing
 
-    def _run(self, batch: Batch, clock_ns: Callable[[], int]) -> list[Outcome]:
+    def _run_in_doubt(self, batch: Batch) -> list[Outcome]:
+        """``_run`` on a worker's thread, of a batch that lasts so long that the system may interrupt it."""
+        if not self._doubts:
+            return self._run(batch, by_cpu=False, doubted_ns=self._supertensor.quick_ns)
+        self._doubts -= 1
+        return self._run(batch, by_cpu=True)
+
+    def _run(self, batch: Batch, *, by_cpu: bool, doubted_ns: int = NEVER_DOUBTED) -> list[Outcome]:
         """Run a batch that nobody else touches any more.
 
         Args:
             batch: to be run.
-            clock_ns: measures the run for ``Lane.note_run``. On an executor's thread it is CPU time, if the run uses no
-                other thread: a run of 5 us may then wait a thousand times as long for the GIL before it can return.
+            by_cpu: whether CPU time measures the run for ``Lane.note_run``, or the clock.
+            doubted_ns: see ``Lane.note_run``; after such a run others are measured by CPU time.
 
         Returns:
             What the callers get. The requests stay in the batch until ``Batch.drop_pending``, in case this raises.
@@ -315,19 +322,20 @@ class Executor(ExecutorHandle, TakesTurns):
         if not self._is_wanted(pending, by_ns):
             return [(pending, None, _ABANDONED, Timing(taken_ns, taken_ns, taken_ns, taken_ns))]
         backend = self._backend
-        began_ns = clock_ns()
+        began_ns = time.thread_time_ns() if by_cpu else taken_ns
         try:
             outputs = backend.run(batch, 0, batch.rows)
         except Exception as error:
             return self._run_one_by_one(batch, pending, self._as_failure(error), taken_ns)
-        rows = batch.rows
-        timing = Timing(taken_ns, backend.started_ns, backend.ended_ns, time.monotonic_ns())
+        rows, done_ns = batch.rows, time.monotonic_ns()
+        timing = Timing(taken_ns, backend.started_ns, backend.ended_ns, done_ns)
         if backend.on_cpu:
-            took_ns = clock_ns() - began_ns
+            took_ns = (time.thread_time_ns() if by_cpu else done_ns) - began_ns
             large = outputs if isinstance(outputs, Outputs) and outputs.in_arrays else None
             moved_bytes = batch.held_bytes if large is None else batch.held_bytes + rows * sum(large.row_bytes)
-            batch.lane.note_run(rows, took_ns, moved_bytes)
-        batch.lane.note_wall(rows, timing.done_ns - taken_ns)
+            if not batch.lane.note_run(rows, took_ns, moved_bytes, doubted_ns):
+                self._doubts = DOUBTS
+        batch.lane.note_wall(rows, done_ns - taken_ns)
         if batch.lane.computes:
             self._on_batch(rows, sum(map(len, pending)), timing)
         if isinstance(outputs, Separate):

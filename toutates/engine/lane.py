@@ -25,7 +25,18 @@ from toutates.engine.result import Outputs, PendingRequest
 from toutates.protocol.signature import Signature
 from toutates.protocol.strings import StringRows, StringTensor, join_rows
 
-__all__ = ["Allocate", "Batch", "GatheredLane", "Lane", "LaneState", "PackedLane", "Piece", "Pin", "RowShapes"]
+__all__ = [
+    "NEVER_DOUBTED",
+    "Allocate",
+    "Batch",
+    "GatheredLane",
+    "Lane",
+    "LaneState",
+    "PackedLane",
+    "Piece",
+    "Pin",
+    "RowShapes",
+]
 
 #: Shape of one row by the input's index, for the inputs that a request gives; in the signature's order.
 RowShapes = tuple[tuple[int, tuple[int, ...]], ...]
@@ -45,6 +56,8 @@ MAX_BATCH_BYTES: Final = 64 * 1024 * 1024
 NEVER_LENT: Final = 2**62
 #: How long a run takes of which there was none.
 _UNKNOWN_NS: Final = 2**62
+#: No run takes so long.
+NEVER_DOUBTED: Final = 2**62
 #: What a worker spends on 64 KiB of rows anyway, nanoseconds: it receives and copies, or sends them. As much again is
 #: what a thread on another core takes longer for them, because they are in this one's cache: without it, a run that
 #: once took long goes on to be called long. Of many rows it is said to be MOST_MOVING_NS, beside which the way to a
@@ -239,7 +252,7 @@ class Lane:
             run_ns=tuple(self.run_ns),
         )
 
-    def note_run(self, rows: int, duration_ns: int, moved_bytes: int = 0) -> None:
+    def note_run(self, rows: int, duration_ns: int, moved_bytes: int = 0, doubted_ns: int = NEVER_DOUBTED) -> bool:
         """Note how long the run of a batch of ``rows`` rows took.
 
         The time known falls at once and rises slowly, because a long one may be the system's scheduler's. Of it goes
@@ -250,12 +263,19 @@ class Lane:
             rows: of the batch.
             duration_ns: of the run.
             moved_bytes: of inputs and outputs that are not in the batch's memory.
+            doubted_ns: from so long on it is not noted, because the run may have been interrupted.
+
+        Returns:
+            Whether it was noted.
         """
         moving_ns = MOVING_NS * (rows * self.row_memory + moved_bytes >> 16)
         duration_ns = max(0, duration_ns - min(moving_ns, MOST_MOVING_NS))
+        if duration_ns >= doubted_ns:
+            return False
         size = rows.bit_length()
         known_ns = self.run_ns[size]
         self.run_ns[size] = duration_ns if duration_ns < known_ns else known_ns + (duration_ns - known_ns >> 3)
+        return True
 
     def note_wall(self, rows: int, duration_ns: int) -> None:
         """Note how long an executor had a batch of ``rows`` rows: a moving average, in which old ones fade away."""

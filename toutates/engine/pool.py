@@ -36,6 +36,7 @@ from typing import Final, Protocol
 import trio
 
 from toutates.engine.timers import NEVER_NS, Timers
+from toutates.system.gate import Gate
 from toutates.system.logs.limit import LineLimit
 from toutates.system.own_thread import name_for_the_system
 from toutates.system.placement import running_on
@@ -114,15 +115,17 @@ class _Thread:
 
     Attributes:
         next: what it is to do; None to look what waits.
-        gate: held but while an idle thread is to go on. The timekeeper sleeps by the timer instead.
+        gate: opened for an idle thread that is to go on. The timekeeper sleeps by the timer instead.
+
+    Raises:
+        OSError: there are too many open files.
     """
 
     __slots__ = ("gate", "next")
 
     def __init__(self) -> None:
         self.next: Pooled | None = None
-        self.gate = threading.Lock()
-        self.gate.acquire()
+        self.gate = Gate()
 
 
 class ExecutorPool:
@@ -185,6 +188,11 @@ class ExecutorPool:
         """Whether no thread is idle; a guess, which takes no lock."""
         return not self._idle and self._timekeeper is None and self._threads >= self.count
 
+    def is_busy_with(self, more: int) -> bool:
+        """Whether no thread is idle once it has been given so many executors more; a guess, which takes no lock."""
+        idle = len(self._idle) + (self._timekeeper is not None)
+        return idle + max(self.count - self._threads, 0) <= more
+
     @property
     def waiting(self) -> int:
         """How many executors wait; a guess, which takes no lock."""
@@ -203,20 +211,23 @@ class ExecutorPool:
     def put(self, executor: Pooled) -> None:
         """An executor has something to do. Any thread may call it, with the lock of a SuperTensor or an arbiter."""
         with self._lock:
-            watch = self._hand_over(executor)
-        if watch is not None:
-            watch()
+            wake = self._hand_over(executor)
+        if wake is not None:
+            wake()
 
     def _hand_over(self, executor: Pooled) -> Callable[[], None] | None:
-        """Give an executor to an idle thread, or have it wait, with the lock held; returns what is to be called."""
+        """Give an executor to an idle thread, or have it wait, with the lock held.
+
+        Returns:
+            What is to be called without the lock, which whoever it wakes up may want at once.
+        """
         share = executor.share
         if share.used_ns < self._used_ns - CREDIT_NS:
             share.used_ns = self._used_ns - CREDIT_NS
         if self._idle:
             thread = self._idle.pop()
             thread.next = executor
-            thread.gate.release()
-            return None
+            return thread.gate.open
         if self._timekeeper is not None:
             self._timekeeper.next = executor
             self._timekeeper = None
@@ -288,9 +299,9 @@ class ExecutorPool:
                 return
             self._timers.cancel(sleeper)
             sleeper.is_called = True
-            watch = self._hand_over(sleeper)
-        if watch is not None:
-            watch()
+            wake = self._hand_over(sleeper)
+        if wake is not None:
+            wake()
 
     def forget(self, sleeper: Sleeper) -> None:
         """It needs no thread at any time."""
@@ -341,10 +352,12 @@ class ExecutorPool:
 
     def _start(self) -> None:
         """Start a thread, with the lock held. Without room for one, those that there are go on."""
-        thread = threading.Thread(target=self._serve, name=f"executor-{self._numbers}", daemon=True)
         try:
+            thread = threading.Thread(
+                target=self._serve, args=(_Thread(),), name=f"executor-{self._numbers}", daemon=True
+            )
             self.start_thread(thread)
-        except (RuntimeError, MemoryError) as error:
+        except (RuntimeError, OSError, MemoryError) as error:
             if not self._limit.count("", self._clock_ns()):  # it is tried again for each batch that waits
                 logger.error("no thread could be started for the executors (%s); %d go on", error, self._threads)
             return
@@ -362,10 +375,9 @@ class ExecutorPool:
         """
         thread.start()
 
-    def _serve(self) -> None:
+    def _serve(self, me: _Thread) -> None:
         """A thread: do what there is to do until the pool ends."""
         name_for_the_system(threading.current_thread().name)
-        me = _Thread()
         with running_on(self._take_cpus(), self._anywhere):
             while (executor := self._next(me)) is not None:
                 try:
@@ -411,7 +423,7 @@ class ExecutorPool:
             if keeps_time:
                 self._timer.wait()
             else:
-                me.gate.acquire()
+                me.gate.wait()
                 executor = me.next  # None may become something at this moment, if the thread is to keep time now
                 if executor is not None:
                     me.next = None
@@ -440,7 +452,7 @@ class ExecutorPool:
         while self._waiting and self._idle:
             thread = self._idle.pop()
             thread.next = heapq.heappop(self._waiting)[-1]
-            thread.gate.release()
+            thread.gate.open()
         if self._idle and self._is_unattended:
             self._promote()
         return executor, self._take_watch()
@@ -449,7 +461,7 @@ class ExecutorPool:
         """Have an idle thread keep time, with the lock held, unless one that has the timer still is to look anyway."""
         if self._timer_of is None:
             self._timekeeper = thread = self._idle.pop()
-            thread.gate.release()
+            thread.gate.open()
 
     def _replace(self) -> None:
         """The calling thread ends, because nobody knows what state it is in."""
@@ -536,7 +548,7 @@ class ExecutorPool:
     def _wake_all(self) -> None:
         """Wake all threads that are idle, with the lock held."""
         for thread in self._idle:
-            thread.gate.release()
+            thread.gate.open()
         self._idle = []
         if self._timekeeper is not None:
             self._timekeeper = None

@@ -1,11 +1,13 @@
 """The executors of a version in the pool: they have its threads while they have batches, and none of their own.
 
-One in whose run a thread died gets no other one until a pause is over, as ``executor_threads`` has it.
+One in whose run a thread died gets no other one until a pause is over, as ``executor_threads`` has it. A version needs
+no task for this while it is served: there is one from its first death on, or from when it is closed.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -54,8 +56,7 @@ class PooledExecutors:
         #: that have died, and are not replaced yet
         self._dead: list[tuple[Executor, int, BaseException]] = []
         self._pausing = 0
-        #: set by the first death, or when the version is closed
-        self._news = trio.Event()
+        self._on_news: Callable[[], None] | None = None
         self._closed = trio.Event()
         self._workers_ended = trio.Event()
         self._ended = trio.Event()
@@ -67,9 +68,15 @@ class PooledExecutors:
         """Whether some executor can have a thread."""
         return self._pausing < self._count
 
-    async def run(self, host: Host) -> None:
-        """Return once all executors have ended, or are left behind."""
-        self._host = host
+    def start(self, host: Host, on_news: Callable[[], None]) -> None:
+        """Have the executors take batches.
+
+        Args:
+            host: of the version.
+            on_news: called once, in this thread, when a thread has died in a run, or the version is closed. ``run`` is
+                to be called then.
+        """
+        self._host, self._on_news = host, on_news
         token = trio.lowlevel.current_trio_token()
         share = PoolShare()
         self._pool.open()
@@ -77,8 +84,15 @@ class PooledExecutors:
             executor = self._executors.pop()
             executor.join_pool(self._pool, share, _Link(self, token, len(self._executors)))
             del executor
-        # One task while the version is served; the others are for its end, where that lasts, and for deaths.
-        await self._news.wait()
+        if self._closed.is_set() or self._workers_ended.is_set():
+            self._tell_news()
+
+    async def run(self, host: Host) -> None:
+        """Return once all executors have ended, or are left behind. ``start`` need not have been called."""
+        if self._host is None:
+            news = trio.Event()
+            self.start(host, news.set)
+            await news.wait()
         if not self._dead:
             with trio.move_on_after(_SOON_S):
                 await self._ended.wait()
@@ -96,12 +110,17 @@ class PooledExecutors:
     def note_closed(self) -> None:
         """The version is to be freed: its executors end as soon as they have run what they have."""
         self._closed.set()
-        self._news.set()
+        self._tell_news()
 
     def note_that_workers_ended(self) -> None:
-        """Nobody waits for answers any more."""
+        """The workers have ended, so that nobody waits for answers any more."""
         self._workers_ended.set()
-        self._news.set()
+        self._tell_news()
+
+    def _tell_news(self) -> None:
+        on_news, self._on_news = self._on_news, None
+        if on_news is not None:
+            on_news()
 
     def count_end(self) -> None:
         """One executor has ended."""
@@ -113,7 +132,7 @@ class PooledExecutors:
         """A thread has died in a run of an executor, which waits for another one."""
         if self._nursery is None:
             self._dead.append((executor, number, death))
-            self._news.set()
+            self._tell_news()
         else:
             self._nursery.start_soon(self._replace, executor, number, death)
 
@@ -178,14 +197,14 @@ class _Link:
         self._owner, self._token, self._number = owner, token, number
 
     def end(self) -> None:
-        """It has ended. In any thread."""
+        """See ``Owner``."""
         try:
             self._token.run_sync_soon(self._owner.count_end)
         except trio.RunFinishedError:
             pass  # it was left behind
 
     def die(self, executor: Executor, death: BaseException) -> None:
-        """A thread has died in its run. In that thread."""
+        """See ``Owner``."""
         try:
             self._token.run_sync_soon(self._owner.note_death, executor, self._number, death)
         except trio.RunFinishedError:

@@ -384,12 +384,16 @@ class SuperTensor:
         Returns:
             What the worker itself is to run next, if there is a quick batch for an idle executor.
         """
+        executors = self.executors
         with self.lock:
             for batch in batches:
                 batch.busy -= 1
                 if batch.rows > batch.counted:  # a worker's own
                     self.budget.count_exactly(batch)
-            return self.executors.dispatch(inline=inline)
+            run = executors.dispatch(inline=inline)
+        if executors.handed:
+            executors.hand_over()
+        return run
 
     # --- batches out -------------------------------------------------------------------------------------------------
 
@@ -416,7 +420,9 @@ class SuperTensor:
             following = self.executors.end_inline(executor, more=more)
             if self.queue.closed:
                 self._dismiss_executors()
-            return following
+        if self.executors.handed:
+            self.executors.hand_over()
+        return following
 
     def _release(self, batch: Batch) -> None:
         budget = self.budget
@@ -467,9 +473,13 @@ class SuperTensor:
                     batch.busy = 0
             # What was not ready before: such batches, and those that waited for more rows.
             self.dispatch()
+        self.executors.hand_over()
 
     def dispatch(self) -> None:
-        """Give idle executors what can run by now, and end them if nothing is left. Call with the lock held."""
+        """Find what idle executors can run by now, and end them if nothing is left.
+
+        Call with the lock held, and then ``Dispatcher.hand_over`` without it.
+        """
         self.executors.dispatch(inline=False)
         self._dismiss_executors()
 

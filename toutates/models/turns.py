@@ -24,16 +24,17 @@ def turns_of(servable: Servable, settings: ModelSettings, arbiter: Arbiter) -> M
     executors = [executor for part in parts for executor in part.executors]
     if not executors:
         return None
-    limits = [settings.rate_limit(number) for number in range(len(executors))]
     supertensor = parts[0].supertensor
+    rated = range(len(executors)) if settings.rate_limits else ()
+    limits = [settings.rate_limit(number) for number in rated]
     member = Member(
         executors,
-        on_cpu=all([part.on_cpu for part in parts]),
+        on_cpu=all([executor.on_cpu for executor in executors]),
         quick_ns=supertensor.quick_ns,
         due_ns=supertensor.deadlines.due_ns if isinstance(supertensor, DeadlineSuperTensor) else None,
         needs=[tuple(map(_need, limit.resources)) for limit in limits],
         priorities=[limit.priority for limit in limits],
-        devices=[_device(settings.device(number)) for number in range(len(executors))],
+        devices=[_device(settings.device(number)) for number in rated],
     )
     arbiter.add(member)
     return member

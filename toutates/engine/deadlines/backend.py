@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
+from toutates.engine.around import AroundBackend
 from toutates.engine.deadlines.queue import DeadlineQueue
 from toutates.engine.lane import Batch
 from toutates.engine.result import Outputs, Separate
@@ -16,7 +17,7 @@ __all__ = ["InTime"]
 _LATE: Final = "Deadline Exceeded: the model's latency target had passed before the request could be run"
 
 
-class InTime:
+class InTime(AroundBackend[Backend]):
     """A ``Backend`` that does not run what is late anyway (``engine.servable``).
 
     Args:
@@ -25,19 +26,8 @@ class InTime:
     """
 
     def __init__(self, backend: Backend, queue: DeadlineQueue) -> None:
-        self._backend = backend
+        super().__init__(backend)
         self._queue = queue
-        self.started_ns = self.ended_ns = 0
-
-    @property
-    def on_cpu(self) -> bool:
-        """See ``Backend``."""
-        return self._backend.on_cpu
-
-    @property
-    def one_thread(self) -> bool:
-        """See ``Backend``."""
-        return self._backend.one_thread
 
     def run(self, batch: Batch, first: int, rows: int) -> Outputs | Separate:
         """See ``Backend``.
@@ -56,7 +46,3 @@ class InTime:
         if rows == batch.rows:
             self._queue.expected(batch).ran = True
         return outputs
-
-    def close(self) -> None:
-        """See ``Backend``."""
-        self._backend.close()

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from toutates.engine.around import AroundBackend
 from toutates.engine.counters import ExecutorCounters
 from toutates.engine.lane import Batch
 from toutates.engine.packing import LARGE_OUTPUT_BYTES
@@ -21,7 +22,7 @@ from toutates.system.errors import ExecutionFailed, RequestError
 __all__ = ["PaddedBackend"]
 
 
-class PaddedBackend:
+class PaddedBackend(AroundBackend[Backend]):
     """The backend of an executor of a padded version (``engine.servable.Backend``).
 
     Args:
@@ -35,23 +36,11 @@ class PaddedBackend:
     def __init__(
         self, backend: Backend, padding: Padding, signature: Signature, model: str, counters: ExecutorCounters
     ) -> None:
-        self._backend = backend
+        super().__init__(backend)
         self._padding = padding
         self._signature = signature
         self._model = model
         self._counters = counters
-        self.started_ns = 0
-        self.ended_ns = 0
-
-    @property
-    def on_cpu(self) -> bool:
-        """See ``Backend``."""
-        return self._backend.on_cpu
-
-    @property
-    def one_thread(self) -> bool:
-        """See ``Backend``."""
-        return self._backend.one_thread
 
     def run(self, batch: Batch, first: int, rows: int) -> Outputs | Separate:
         """See ``Backend``."""
@@ -78,10 +67,6 @@ class PaddedBackend:
             own = self._cut(arrays, start - first, entry)
             outcomes.append((entry.port, batch.request(start, entry), own))
         return Separate(outcomes)
-
-    def close(self) -> None:
-        """See ``Backend``."""
-        self._backend.close()
 
     def _arrays(self, outputs: Outputs, length: int, rows: int) -> list[npt.NDArray[Any]]:
         """The outputs of a run as arrays [rows, *row shape].

@@ -48,6 +48,7 @@ async def keep_time(supertensor: SuperTensor, queue: PolicyQueue) -> None:
                 dropped, queue.dropped = queue.dropped, []
                 until_ns = queue.next_expiry_ns() or _NEVER_NS
                 queue.sleeps_until_ns = until_ns
+            supertensor.executors.hand_over()
             tell_dropped(supertensor, dropped)
             if until_ns <= time.monotonic_ns():
                 await trio.sleep(_PAUSE_S)

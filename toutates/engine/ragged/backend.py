@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from toutates.engine.around import AroundBackend
 from toutates.engine.lane import Batch
 from toutates.engine.packing import LARGE_OUTPUT_BYTES, OutputArray, OutputPacker
 from toutates.engine.padded.lanes import Entry, PaddedBatch
@@ -36,7 +37,7 @@ class RawBackend(Backend, Protocol):
         ...
 
 
-class RaggedBackend:
+class RaggedBackend(AroundBackend[RawBackend]):
     """The backend of an executor of a version with ragged inputs (``engine.servable.Backend``).
 
     Args:
@@ -47,7 +48,7 @@ class RaggedBackend:
     """
 
     def __init__(self, backend: RawBackend, ragged: Ragged, signature: Signature, model: str) -> None:
-        self._backend = backend
+        super().__init__(backend)
         self._ragged = ragged
         self._signature = signature
         self._model = model
@@ -55,18 +56,6 @@ class RaggedBackend:
         by_row = tuple(tensor for index, tensor in outputs if index not in ragged.outputs)
         #: of the outputs with a row for each row
         self._packer = OutputPacker(replace(signature, outputs=by_row), model)
-        self.started_ns = 0
-        self.ended_ns = 0
-
-    @property
-    def on_cpu(self) -> bool:
-        """See ``Backend``."""
-        return self._backend.on_cpu
-
-    @property
-    def one_thread(self) -> bool:
-        """See ``Backend``."""
-        return self._backend.one_thread
 
     def run(self, batch: Batch, first: int, rows: int) -> Outputs | Separate:
         """See ``Backend``."""
@@ -106,10 +95,6 @@ class RaggedBackend:
             return self._backend.run_arrays({**flat, **ragged.made(self._signature, [rows], [shapes])})
         finally:
             self.started_ns, self.ended_ns = self._backend.started_ns, self._backend.ended_ns
-
-    def close(self) -> None:
-        """See ``Backend``."""
-        self._backend.close()
 
     def _cut(
         self, index: int, source: int, array: OutputArray, entries: Sequence[tuple[int, Entry]]

@@ -12,6 +12,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Final
 
 from toutates.engine.lane import Batch
@@ -43,12 +45,12 @@ class Turn:
         self._arbiter = arbiter
         self._due_ns = due_ns
         self._quick_ns = quick_ns
-        #: held but while a turn that was waited for is to be taken
-        self.gate = threading.Lock()
-        self.gate.acquire()
+        #: has something once a turn that was waited for is to be taken. No lock: see ``system.gate``, which would be an
+        #: open file for each executor.
+        self._gate: SimpleQueue[None] = SimpleQueue()
         self._claim: Claim | None = None
         #: called once it is the turn of a claim that was not granted at once
-        self._granted: Callable[[], None] = self.gate.release
+        self._granted: Callable[[], None] = partial(self._gate.put, None)
 
     @property
     def is_strict(self) -> bool:
@@ -60,16 +62,21 @@ class Turn:
         if batch.lane.is_quick(batch.rows, self._quick_ns):
             return
         if not self._ask(batch):
-            while not self.gate.acquire(timeout=self._arbiter.look_s):
-                self._arbiter.look()
+            while True:
+                try:
+                    self._gate.get(timeout=self._arbiter.look_s)
+                    return
+                except Empty:
+                    self._arbiter.look()
 
     def ask(self, batch: Batch, wait: Callable[[Callable[[], None], float], None], granted: Callable[[], None]) -> bool:
         """``begin`` for a thread that does not wait: whether a batch may run at once.
 
         Args:
             batch: to be run.
-            wait: called if it may not, with what is to be called until ``granted``, and how often, in seconds.
-            granted: called once it may. Both are called with the arbiter's lock held.
+            wait: called if it may not, with what is to be called until ``granted``, and how often, in seconds. The
+                arbiter's lock is held.
+            granted: called once it may, in another thread, and without the lock.
 
         Its last turn ends with that, if it has not ended yet.
         """
@@ -95,7 +102,7 @@ class Turn:
         return claim
 
     def note_granted(self) -> None:
-        """It is its turn, with the arbiter's lock held."""
+        """It is its turn; without the arbiter's lock, which whoever this wakes up may want at once."""
         self._granted()
 
     def end(self) -> None:
@@ -210,7 +217,8 @@ class Arbiter:
                 if (executor := reference()) is not None:
                     executor.turn = None
             self._count(member, -1)
-            self._grant()
+            granted = self._grant()
+        _tell(granted)
 
     def _add_needs(self, member: Member) -> None:
         resources = self._resources
@@ -264,23 +272,27 @@ class Arbiter:
             claim = self._order.claim(turn.instance, due_ns, work_ns)
             self._turns[claim] = turn
             turn.note_claim(claim)
-            self._grant(claim)
-            if claim.granted_ns:
-                return True
-            wait(self.look, self.look_s)
-            return False
+            granted = self._grant(claim)
+            at_once = bool(claim.granted_ns)
+            if not at_once:
+                wait(self.look, self.look_s)
+        if granted:
+            _tell(granted)
+        return at_once
 
     def look(self) -> None:
         """Look whether a run may begin, because one may have been written off, or take longer than was expected."""
         with self._lock:
-            self._grant()
+            granted = self._grant()
+        _tell(granted)
 
     def end(self, claim: Claim) -> None:
         """The run of a claim has ended."""
         with self._lock:
             self._order.end(claim)
             del self._turns[claim]
-            self._grant()
+            granted = self._grant()
+        _tell(granted)
 
     @property
     def under_way(self) -> tuple[int, int]:
@@ -289,8 +301,12 @@ class Arbiter:
             running = sum([bool(claim.granted_ns) for claim in self._turns])
             return len(self._turns) - running, running
 
-    def _grant(self, own: Claim | None = None) -> None:
-        """Wake up those whose turn it is, but for the caller."""
-        for claim in self._order.grant():
-            if claim is not own:
-                self._turns[claim].note_granted()
+    def _grant(self, own: Claim | None = None) -> list[Turn]:
+        """Those whose turn it is by now, but for the caller's, to be told (``_tell``)."""
+        return [self._turns[claim] for claim in self._order.grant() if claim is not own]
+
+
+def _tell(granted: list[Turn]) -> None:
+    """Wake up those whose turn it is."""
+    for turn in granted:
+        turn.note_granted()

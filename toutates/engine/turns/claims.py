@@ -51,7 +51,7 @@ class Instance:
         share: of the version.
         takes_permit: whether its runs are on the CPU.
         needs: resources of a run.
-        priority: see the head of the module.
+        priority: of the rate limiter, from 1: a run is the earlier the lower executions x priority are.
         executions: runs so far, and those that it is thought to have had before it came.
     """
 

@@ -193,7 +193,7 @@ class Order:
         return min(ready, key=lambda claim: claim.due_ns)
 
     def _begin(self, claim: Claim) -> Claim:
-        """Its turn begins; returns the claim."""
+        """Begin the turn of a claim; returns the claim."""
         instance = claim.instance
         instance.executions += 1
         self._executions = max(self._executions, instance.executions * instance.priority)

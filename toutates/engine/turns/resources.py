@@ -103,12 +103,12 @@ class Resources:
         return all([self._used[key] + count <= self._there(key) for key, count in needs.items()])
 
     def take(self, needs: Mapping[Key, int]) -> None:
-        """A run with these needs begins."""
+        """Take what a run needs that begins."""
         for key, count in needs.items():
             self._used[key] += count
 
     def give_back(self, needs: Mapping[Key, int]) -> None:
-        """It has ended."""
+        """Give back what a run needed that has ended."""
         for key, count in needs.items():
             self._used[key] -= count
 
