@@ -13,7 +13,7 @@ from tests.engine.support import DOUBLE
 from toutates.api.dataplane.plane import DataPlane, ServerIdentity
 from toutates.api.dataplane.readiness import Readiness
 from toutates.backends.onnx.loader import OnnxKind
-from toutates.backends.onnx.session import SessionOptions
+from toutates.backends.onnx.opening import SessionOptions
 from toutates.infer.tracing.settings import TraceSetting, TraceSettings
 from toutates.models.manager import LoadOptions, ModelManager
 from toutates.models.table import ModelTable

@@ -162,14 +162,14 @@ def _use(tables: list[Regions], what: bytes) -> None:
     outcomes: list[object] = []
     for table in tables:
         try:
-            table.acquire([place])
+            used = table.acquire([place])
         except RequestError as error:
             outcomes.append((type(error), str(error)))
             continue
         try:
             outcomes.append(_written_and_read(table, place))
         finally:
-            table.release([place])
+            table.release(used)
     assert outcomes[0] == outcomes[1]
 
 

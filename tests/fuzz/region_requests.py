@@ -35,6 +35,7 @@ from toutates.protocol.grpc_service_pb2 import (
 )
 from toutates.protocol.parsing import parse
 from toutates.system.errors import MalformedMessage, RequestError
+from toutates.system.guarded_copy import GuardedCopies
 from toutates.system.shared_memory import SharedObject
 
 __all__ = ["MOST_REGIONS", "NAMES", "NUMBERS", "check", "make_case", "tensor_of"]
@@ -141,9 +142,9 @@ class Watched(SharedObject):
     folder: Path
     opened: list[Watched]
 
-    def __init__(self, key: str) -> None:
+    def __init__(self, key: str, copies: GuardedCopies) -> None:
         self.closed = 0
-        super().__init__(key, self.folder)
+        super().__init__(key, copies, self.folder)
         path = Path(os.readlink(f"/proc/self/fd/{self._fd}"))
         assert path.parent == self.folder, path
         assert stat.S_ISREG(os.fstat(self._fd).st_mode), path
@@ -260,7 +261,7 @@ def _use(tables: list[Regions], what: bytes, folder: Path) -> None:
         place = shared_memory_place(tensor.name, tensor.parameters)
         if place is None:
             return
-        table.acquire([place, place])
+        held = table.acquire([place, place])
     except RequestError:
         return
     region = table._regions[place.region]
@@ -274,7 +275,7 @@ def _use(tables: list[Regions], what: bytes, folder: Path) -> None:
         for one in (table, other):
             one.unregister(region.kind, region.name)
         assert table._regions[place.region] is region, "gone while it is in use"
-        table.release([place, place])
+        table.release(held)
         assert place.region not in table._regions
 
 

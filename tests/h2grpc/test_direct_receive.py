@@ -21,6 +21,7 @@ from tests.h2grpc.support import (
     PING,
     REQUEST_BLOCK,
     STREAM_BLOCK,
+    WINDOW_UPDATE,
     Server,
     block,
     connected,
@@ -262,6 +263,27 @@ def test_once_two_requests_were_alike_the_next_is_received_by_one_read() -> None
     assert server.pool.lent == 0
     server.connection.connection_lost()
     assert not receives_directly(server)
+
+
+def test_a_request_that_has_the_window_opened_again_is_taken_as_it_was_foreseen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = Server.opened(LIMITS)
+    server.gives_back = True
+    requests = [b"".join(upload(at, 9_000, [1_800])) for at in range(1, 31, 2)]
+    for octets in requests[:3]:
+        server.receive(octets[:1_000])
+        server.receive(octets[1_000:])
+    server.sent()
+    monkeypatch.setattr(direct_receive.DirectReceive, "take", None)  # where the others go
+    updates = 0
+    for octets in requests[3:]:
+        server.receive(octets)
+        updates += sum(frame.type == WINDOW_UPDATE for frame in server.frames())
+    assert [call.message for call in server.events if isinstance(call, Call)] == [
+        CONTENT[at : at + 9_000] for at in range(1, 31, 2)
+    ]
+    assert updates >= 3
 
 
 def test_requests_that_go_on_being_alike_are_received_by_an_array_that_is_kept() -> None:

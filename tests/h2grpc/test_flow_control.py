@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.cpu_time import least_cpu_s
 from tests.h2grpc.support import (
@@ -35,6 +37,8 @@ from tests.h2grpc.support import (
     window_update,
 )
 from toutates.h2grpc import Call, Limits, MessageReceived, Status
+from toutates.h2grpc.output import Output
+from toutates.h2grpc.windows import Windows
 
 HUNDRED_MB = 100_000_000
 
@@ -45,6 +49,28 @@ def sizes(frames: list[Frame], stream_id: int | None = None) -> list[int]:
 
 def credits(frames: list[Frame]) -> list[tuple[int, int]]:
     return [(f.stream_id, int.from_bytes(f.payload, "big")) for f in frames if f.type == WINDOW_UPDATE]
+
+
+@given(
+    st.integers(100, 70_000),
+    st.integers(1, 20),
+    st.lists(st.tuples(st.integers(0, 40), st.integers(1, 3_000), st.integers(1, 3_000)), max_size=30),
+)
+def test_frames_that_are_taken_together_open_the_window_as_they_do_one_by_one(
+    connection_window: int, spent: int, runs: list[tuple[int, int, int]]
+) -> None:
+    made = [Windows(Limits(connection_window=max(connection_window, 65_535)), Output([])) for _ in range(2)]
+    together, alone = made
+    for windows in made:
+        windows.take(spent)
+    for count, length, last in runs:
+        if count * length + last > together.low:
+            continue
+        together.take_frames(count, length, last)
+        for size in [length] * count + [last]:
+            alone.take(size)
+        assert together.receive == alone.receive
+        assert together._output.pieces == alone._output.pieces
 
 
 # --- sending ---------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import random
 import threading
@@ -19,7 +20,7 @@ from tests.waiting import wait_until
 from toutates.engine.result import BatchResult, Outputs, PendingRequest, Split, Timing
 from toutates.h2grpc import Limits
 from toutates.h2grpc.message_memory import MemoryPool
-from toutates.infer import shared_outputs, shared_path
+from toutates.infer import service, shared_outputs, shared_path
 from toutates.infer.inflight import Inflight
 from toutates.infer.regions import Kind, Place, Regions
 from toutates.infer.shared_outputs import SharedOutputs
@@ -70,15 +71,14 @@ def test_a_region_goes_with_the_last_request_that_uses_it(regions: Regions, key:
     regions.register_system("r", key, 0, SIZE)
     assert open_files(key) == 1
     twice = [Place("r", 0, 16), Place("r", 16, 16)]
-    regions.acquire(twice)
-    regions.acquire(twice[:1])
+    held = [regions.acquire(twice), regions.acquire(twice[:1])]
     regions.unregister(Kind.SYSTEM, "r")
     regions.unregister(Kind.SYSTEM, "")
-    for places in (twice, twice[:1]):
+    for used in held:
         with pytest.raises(AlreadyExists):
             regions.register_system("r", key, 0, SIZE)
         assert [one.name for one in regions.status(Kind.SYSTEM, "")] == ["r"]
-        regions.release(places)
+        regions.release(used)
     assert regions.status(Kind.SYSTEM, "") == []
     assert open_files(key) == 0
     with pytest.raises(UnknownModel):
@@ -198,8 +198,8 @@ class Shared(Served):
         worker: Any = self.worker
         worker.limits, worker.message_memory = Limits(max_message_size=4_096), MemoryPool()
 
-    def message(self, rows: int = 1) -> ModelInferRequest:
-        message = ModelInferRequest(model_name="m", id="x")
+    def message(self, identifier: str = "x", rows: int = 1) -> ModelInferRequest:
+        message = ModelInferRequest(model_name="m", id=identifier)
         tensor = message.inputs.add(name="A", datatype="INT32", shape=[rows, 4])
         output = message.outputs.add(name="out0")
         for parameters, offset in ((tensor.parameters, 0), (output.parameters, SIZE // 2)):
@@ -232,6 +232,80 @@ def test_a_request_uses_its_region_until_it_is_answered(shared: Shared, regions:
     content = (FOLDER / key).read_bytes()
     given = memoryview(content)[:16].cast("i")
     assert memoryview(content)[SIZE // 2 : SIZE // 2 + 16].cast("i").tolist() == [-number for number in given]
+
+
+def test_a_request_like_the_last_is_not_scanned_and_its_places_are_judged_again(
+    shared: Shared, regions: Regions, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(identifier: str) -> None:
+        call = shared.ask(shared.message(identifier))
+        [port] = [one for one in shared.servable.ports if one.added]  # refusals are counted by another one
+        port.run()
+        assert call.response.id == identifier
+        content = memoryview((FOLDER / key).read_bytes())
+        given, made = content[:16].cast("i"), content[SIZE // 2 : SIZE // 2 + 16].cast("i")
+        assert made.tolist() == [-number for number in given]
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("it was scanned")
+
+    ask("x")
+    ask("y")
+    with monkeypatch.context() as patch:
+        patch.setattr(service, "scan", refuse)
+        ask("z")
+        regions.unregister(Kind.SYSTEM, "r")
+        assert shared.refusal(shared.message("z"))[0] is UnknownModel
+        regions.register_system("r", key, 0, SIZE // 2)  # its output is behind the end
+        assert shared.refusal(shared.message("z")) == (InvalidRequest, "Invalid offset for shared memory region: 'r'")
+        assert not is_used(regions)
+        regions.unregister(Kind.SYSTEM, "r")
+        regions.register_system("r", key, 0, SIZE)
+        (FOLDER / key).write_bytes(bytes(range(1, 256)) * 256 + bytes(256))
+        ask("z")
+        assert not is_used(regions)
+        shared.table = shared.table_of(shared.version_of(shared.servable, 2))
+        with pytest.raises(AssertionError, match="it was scanned"):
+            shared.ask(shared.message("z"))
+    ask("z")
+    assert shared.service.counters.parsed == 2
+
+
+def test_an_input_of_the_request_may_have_its_output_in_a_region(shared: Shared, regions: Regions, key: str) -> None:
+    message = shared.message()
+    message.inputs[0].parameters.clear()
+    message.raw_input_contents.append(bytes(range(16)))
+    for at in range(3):
+        message.raw_input_contents[0] = bytes(range(at, at + 16))
+        shared.ask(message)
+        shared.port.run()
+        made = memoryview((FOLDER / key).read_bytes())[SIZE // 2 : SIZE // 2 + 16].cast("i")
+        assert made.tolist() == [-number for number in memoryview(message.raw_input_contents[0]).cast("i")]
+        assert not is_used(regions)
+
+
+def test_of_places_in_two_regions_one_may_have_moved(regions: Regions, key: str) -> None:
+    for name in "ab":
+        regions.register_system(name, key, 0, SIZE)
+    places = [Place("a", 0, 16), Place("b", SIZE - 16, 16)]
+    known = regions.acquire(places)
+    assert regions.acquire(places, known) is known
+    for _ in range(2):
+        regions.release(known)
+    regions.unregister(Kind.SYSTEM, "b")
+    with pytest.raises(UnknownModel):
+        regions.acquire(places, known)
+    regions.register_system("b", key, mmap.PAGESIZE, SIZE - mmap.PAGESIZE)
+    with pytest.raises(InvalidRequest):
+        regions.acquire(places, known)
+    assert [one.uses for one in regions.status(Kind.SYSTEM, "")] == [0, 0]
+    regions.unregister(Kind.SYSTEM, "b")
+    regions.register_system("b", key, 0, SIZE)
+    moved = regions.acquire(places, known)
+    assert [one.uses for one in moved] == [1, 1]
+    assert list(moved) == regions.status(Kind.SYSTEM, "")
+    regions.release(moved)
+    assert [one.uses for one in moved] == [0, 0]
 
 
 @pytest.mark.parametrize("left", [False, True])
@@ -549,7 +623,7 @@ def test_what_cuda_refuses_fails_the_request_and_names_tensor_and_gpu() -> None:
     try:
         regions.register_cuda("r", bytes(handle.octets.raw), 1, SIZE)  # which does not count as memory of the host
         place = Place("r", 0, 64)
-        regions.acquire([place])
+        held = regions.acquire([place])
         regions.write(place, [b"x" * 64], "OUT")
         into = bytearray(64)
         regions.read(place, memoryview(into), "IN")
@@ -564,7 +638,7 @@ def test_what_cuda_refuses_fails_the_request_and_names_tensor_and_gpu() -> None:
             regions.write(place, [b"x" * 64], "OUT")
         regions.unregister(Kind.CUDA, "r")
         assert len(gpus.allocations) == 1  # it is in use
-        regions.release([place])
+        regions.release(held)
         assert not gpus.allocations
         with pytest.raises(UnknownModel):
             regions.acquire([place])

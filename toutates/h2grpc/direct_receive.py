@@ -364,14 +364,15 @@ class DirectReceive:
         ahead, last, length = self.ahead, self.last, self._length
         before, windows = self._left + ahead * length, self._windows
         # Of the current frame, what came earlier is counted in the windows only now.
-        size = (0 if self._settled else length) + ahead * length + last
+        frames = ahead if self._settled else ahead + 1
+        size = frames * length + last
         announced = call.head.content_length
         if (
             count != ahead * length + last + FRAME_HEAD_SIZE * (ahead + 1)
             or before + last != assembler.missing
             or not call.open
             or call.state is not OPEN
-            or windows.receive - size < windows.low
+            or size > windows.low
             or windows.spare_of(call) < size
             or (announced is not None and announced != call.received + size)
         ):
@@ -383,7 +384,7 @@ class DirectReceive:
         if ahead and heads[:end] != _pack_head(length << 8 | DATA, 0, self._stream_id) * ahead:
             return False
         self._most_ahead = min(FEWEST_AHEAD + 2 * ahead, FRAMES_AHEAD - 1)
-        windows.receive -= size
+        windows.take_frames(frames, length, last)
         call.receive_window -= size
         call.received += size
         assembler.advance(before + last)

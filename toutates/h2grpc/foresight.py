@@ -45,11 +45,13 @@ class Foresight:
         direct: receives the message where only a part of it has come.
     """
 
-    __slots__ = ("_block", "_direct", "_like", "_memory", "_most_bytes", "_parts", "_trust")
+    __slots__ = ("_block", "_direct", "_heads", "_like", "_memory", "_most_bytes", "_parts", "_pool", "_trust")
 
     def __init__(self, parts: Parts, direct: DirectReceive) -> None:
         self._parts = parts
         self._direct = direct
+        self._heads = parts.shared.frame_heads
+        self._pool = parts.shared.pool
         #: the last request that was received directly
         self._like = direct.began
         #: the header block of the last request that was as foreseen
@@ -104,10 +106,10 @@ class Foresight:
         """
         before, _, length, size = self._like
         start = -size % ALIGNMENT
-        memory = self._memory = self._parts.shared.pool.next_one(start + size)
+        memory = self._memory = self._pool.next_one(start + size)
         if memory is None:
             return []
-        heads, direct = self._parts.shared.frame_heads, self._direct
+        heads, direct = self._heads, self._direct
         room = memoryview(memory)[start + WITH_HEAD : start + size]
         views = direct.lay_out(room, length - PREFIX_SIZE - WITH_HEAD, length, len(room), FRAMES_AHEAD - 1)
         views.insert(0, heads.head[: before + WITH_HEAD])
@@ -119,47 +121,47 @@ class Foresight:
     def vector(self) -> Vector | None:
         """The same as ``views``, made when an earlier request like this one was received; None if it was not."""
         _, _, _, size = self._like
-        parts, direct = self._parts, self._direct
-        memory = parts.shared.pool.next_one(-size % ALIGNMENT + size)
+        memory = self._pool.next_one(-size % ALIGNMENT + size)
         if memory is None or memory.kind != self._like:
             return None
         vector = memory.vector
-        if vector is None or vector.heads is not parts.shared.frame_heads:
+        if vector is None or vector.heads is not self._heads:
             return None
+        direct = self._direct
         direct.ahead, direct.last = vector.ahead, vector.last
         self._memory = memory
         return vector
 
     def take(self, count: int, now_ns: int) -> LargeRequest | None:
         """The request that ``count`` bytes in ``views`` are, if they are all of it and nothing about it is unusual."""
-        parts, direct = self._parts, self._direct
+        direct = self._direct
         before, flags, length, size = self._like
-        if count != before + size + (size + PREFIX_SIZE - 1) // length * FRAME_HEAD_SIZE:
+        # Frames of ``length`` bytes, and one of the rest.
+        whole, last = divmod(size + PREFIX_SIZE - 1, length)
+        last += 1
+        if count != before + size + whole * FRAME_HEAD_SIZE:
             return None
-        head, heads = parts.shared.frame_heads.head, parts.shared.frame_heads.data
-        stream_id = parts.table.last_id + 2
+        head = self._heads.head
+        stream_id = self._parts.table.last_id + 2
         block = self._block_of(bytes(head[:before]), stream_id)
         if block is None:
             return None
-        # What came behind the first frame: ``ahead`` frames as long, and the last one.
-        ahead, last = direct.ahead, direct.last
-        missing = size + PREFIX_SIZE - length
-        if missing:
-            end = FRAME_HEAD_SIZE * ahead
-            if (
-                flags
-                or ahead * length + last != missing
-                or heads[:end] != _pack_head(length << 8 | DATA, 0, stream_id) * ahead
-                or heads[end : end + FRAME_HEAD_SIZE] != _pack_head(last << 8 | DATA, END_STREAM, stream_id)
-            ):
+        if whole:
+            # The head of the first came before the message.
+            if flags or direct.ahead != whole - 1 or direct.last != last:
+                return None
+            expected = _pack_head(length << 8 | DATA, 0, stream_id) * (whole - 1)
+            expected += _pack_head(last << 8 | DATA, END_STREAM, stream_id)
+            if not self._heads.data.startswith(expected):
                 return None
         elif flags != END_STREAM:
             return None
         call = self._open(stream_id, block, size + PREFIX_SIZE, now_ns)
         if call is None:
             return None
+        self._parts.windows.take_frames(whole, length, last)
         start = -size % ALIGNMENT
-        memory = parts.shared.pool.take_next(size, start)
+        memory = self._pool.take_next(size, start)
         assert memory is self._memory
         memory[start : start + WITH_HEAD] = head[before : before + WITH_HEAD]
         self._memory = None
@@ -186,7 +188,7 @@ class Foresight:
     def _open(self, stream_id: int, block: bytes, size: int, now_ns: int) -> Call | None:
         """Open a stream with a whole request of ``size`` bytes of DATA, as ``FrameLoop`` does for small ones."""
         parts = self._parts
-        table, settings, windows, held = parts.table, parts.settings, parts.windows, parts.held
+        table, settings, held = parts.table, parts.settings, parts.held
         head = parts.header_reader.memory.get(block)
         if (
             head is None
@@ -199,7 +201,6 @@ class Foresight:
             or not stream_id & 1
             or stream_id > table.highest_accepted_id
             or (head.content_length is not None and head.content_length != size)
-            or windows.receive - size < windows.low
             or size > self._most_bytes
             or not held.has_room(size)
         ):
@@ -212,7 +213,6 @@ class Foresight:
         call.state = HALF_CLOSED_REMOTE
         call.received = size
         call.messages = 1
-        windows.receive -= size
         return call
 
     def take_head(self, count: int) -> bytes:
@@ -221,7 +221,7 @@ class Foresight:
         They are all of them where the request is not as foreseen, by the heads of its frames.
         """
         known = self.head_bytes
-        head = bytes(self._parts.shared.frame_heads.head[: min(known, count)])
+        head = bytes(self._heads.head[: min(known, count)])
         if count > known and not self.foreseen_bytes(head):
             return head + self.take_surprise(count - known)
         return head

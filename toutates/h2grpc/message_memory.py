@@ -252,8 +252,10 @@ class MemoryPool:
         """The memory that ``take`` gives next, if it is there and has ``size`` bytes; nothing has a view of it."""
         if not self._spare and self._read:
             self._look_again()
-        if self._spare and self.has_room and self._spare[-1].capacity >= size + BEHIND:
-            return self._spare[-1]
+        if self._spare and self.lent < MOST_LENT:
+            memory = self._spare[-1]
+            if memory.capacity >= size + BEHIND:
+                return memory
         return None
 
     def take_whole(self, size: int, start: int = 0) -> MessageMemory | None:

@@ -48,6 +48,19 @@ class Windows:
         if self.receive < self.low:
             self.refill()
 
+    def take_frames(self, count: int, length: int, last: int) -> None:
+        """``take`` for ``count`` frames of ``length`` bytes and one of ``last``: of ``low`` bytes at most, in all."""
+        size = count * length + last
+        left = self.receive - size
+        if left < self.low:
+            # The window is opened by the frame after which it is too small, and the others count in the new one.
+            before = (self.receive - self.low) // length + 1
+            spent = before * length if before <= count else size
+            self.receive -= spent
+            self.refill()
+            left = self.receive - (size - spent)
+        self.receive = left
+
     def refill(self) -> None:
         """Open the receive window again to its full size.
 

@@ -37,8 +37,8 @@ class _Charging(InferService):
             caller.check_model(model, self._table.traffic.leads_to(model))
         return super()._find(model, version)
 
-    def _wait(self, model: str, call: Any, message: bytes, again: Callable[[], None]) -> None:
-        """See ``InferService``: it goes on as its caller's."""
+    def for_its_caller(self, again: Callable[[], None]) -> Callable[[], None]:
+        """See ``LateHandling``."""
         caller = self.gate.caller
 
         def again_for_caller() -> None:
@@ -48,7 +48,7 @@ class _Charging(InferService):
             finally:
                 self.gate.caller = None
 
-        super()._wait(model, call, message, again_for_caller)
+        return again_for_caller
 
     def _charge(self, plan: Plan) -> None:
         """Take a request out of its caller's quota; requests that were charged before have none here.
@@ -163,10 +163,10 @@ class ChargingRestInferService(_Charging, RestInferService):
     def _read_aside(self, call: Any, asked: Asked, *args: Any) -> None:
         super()._read_aside(call, replace(asked, caller=self.gate.caller), *args)
 
-    def _go_on_with(self, call: Any, asked: Asked, *args: Any) -> None:
+    def _go_on_with(self, call: Any, asked: Asked, *args: Any, **given: Any) -> None:
         self.gate.caller = asked.caller
         try:
-            super()._go_on_with(call, asked, *args)
+            super()._go_on_with(call, asked, *args, **given)
         finally:
             self.gate.caller = None
 

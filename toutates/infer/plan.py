@@ -44,6 +44,8 @@ class Plan:
             batch.
         shared: its tensors in shared memory; None without any. Requests of such a plan have a port of their own, which
             lets go of their regions.
+        all_shared: whether all inputs are in shared memory, and have a known size. Requests of such a plan differ in
+            their ids alone.
         span_count: length of the list of spans of a request that fits the plan.
         sizes: bytes of each raw content that is used, by position in the lane.
         in_order: whether the raw contents come in the lane's order, and none is left over.
@@ -51,7 +53,7 @@ class Plan:
         places_response: row shapes of the outputs of the last response all of whose outputs are in shared memory, and
             its constant bytes before and behind the id.
         template: constant bytes of the last response.
-        shapes: row shapes of the outputs that ``template`` was made for.
+        shapes: row shapes of the outputs that ``template`` was made for, or that have none.
         fixed_template: ``template``, once it is known to fit all outputs of the lane.
         parameters: of every response, beside those that the model gives; None for none.
         names: that its callers have to be allowed beside the model's: the name that they ask for, where that is not
@@ -59,6 +61,7 @@ class Plan:
     """
 
     __slots__ = (
+        "all_shared",
         "fixed_template",
         "in_order",
         "layouts",
@@ -102,6 +105,9 @@ class Plan:
         self.packed = self.writer if is_raw else None
         if is_raw and isinstance(self.way, GatheredLane) and self.way.lends_strings and isinstance(port, Submitter):
             self.packed, self.port = self.way, StringPort(port)
+        self.all_shared = (
+            shared is not None and shared.spans is not None and self.writer is not None and not version.decoupled
+        )
         self.layouts: dict[int, Layout] = {}
         self.names: tuple[str, ...] = ()
         # Triton's ensembles tell the sequence of each response, whether there is one or not.
@@ -167,6 +173,7 @@ class Plan:
         that go to shared memory, and for responses that may be too large to be sent.
         """
         request = self.request
+        self.shapes, self.template = outputs.row_shapes, None
         if request.classes or request.places:
             return None
         if any(not self.version.signature.outputs[index].datatype.size for index in request.outputs):
@@ -174,7 +181,6 @@ class Plan:
         sizes = [outputs.row_bytes[index] * self.rows for index in request.outputs]
         if sum(sizes) > MAX_TEMPLATED_BYTES:
             return None
-        self.shapes = outputs.row_shapes
         self.template = build_template(
             self.version.model,
             str(self.version.number),

@@ -38,14 +38,15 @@ class PlanCache:
     Attributes:
         recent: the recent plans, by the constant bytes of their requests; always the same dict object.
         latest: layout, plan and way of the last request, by length of the message, or by what else a service finds
-            them; always the same dict object. A layout has the type of the service's.
+            them; always the same dict object. A layout has the type of the service's. The way is None for requests all
+            of whose inputs are in shared memory.
     """
 
     __slots__ = ("_earlier", "_keys", "_probation", "latest", "recent")
 
     def __init__(self) -> None:
         self.recent: dict[bytes, Plan] = {}
-        self.latest: dict[int | bytes, tuple[Any, Any, Way]] = {}
+        self.latest: dict[int | bytes, tuple[Any, Any, Any]] = {}
         self._earlier: dict[bytes, Plan] = {}
         self._probation: dict[bytes, Plan] = {}
         #: by model, the keys of all plans for requests to it: where models come and go, each of them is forgotten soon
@@ -76,7 +77,7 @@ class PlanCache:
             else:
                 keys.add(key)
 
-    def remember_layout(self, key: int | bytes, layout: Any, plan: Plan, writer: Way) -> None:
+    def remember_layout(self, key: int | bytes, layout: Any, plan: Plan, writer: Way | None) -> None:
         """Note the layout, plan and way of the last request of a length, or another key of ``latest``."""
         if len(self.latest) >= MAX_LAYOUTS:
             self.latest.clear()

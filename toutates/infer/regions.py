@@ -28,6 +28,7 @@ from toutates.system.errors import (
     UnknownModel,
     Unsupported,
 )
+from toutates.system.guarded_copy import GuardedCopies
 from toutates.system.logs.limit import LineLimit
 from toutates.system.memory import available_memory
 from toutates.system.shared_memory import SharedObject, object_name
@@ -60,7 +61,7 @@ class Memory(Protocol):
 
     @property
     def is_filled(self) -> bool: ...
-    def read_into(self, view: memoryview, offset: int) -> int: ...
+    def read_into(self, view: bytearray | memoryview, offset: int) -> int: ...
     def write(self, pieces: Sequence[Buffer], offset: int, is_wanted: Callable[[], bool]) -> int: ...
     def close(self) -> None: ...
 
@@ -143,6 +144,7 @@ class Regions:
         self._limit: LineLimit[str] = LineLimit()
         self._most = most
         self._most_bytes = available_memory() if allowed and most_bytes is None else most_bytes or 0
+        self._copies = GuardedCopies()
         self._lock = threading.Lock()
         self._regions: dict[str, Region] = {}
         self._bytes = 0
@@ -194,7 +196,7 @@ class Regions:
             )
         self._check_new(name, key)
         try:
-            memory = SharedObject(key)
+            memory = SharedObject(key, self._copies)
         except (OSError, ValueError):
             raise ExecutionFailed(f"Unable to open shared memory region: '{key}'") from None
         try:
@@ -204,6 +206,7 @@ class Regions:
                 raise InvalidRequest(
                     f"failed to register shared memory region '{name}': unable to process address spaceInvalid argument"
                 )
+            memory.map(offset, byte_size)
             self.add(Region(name, Kind.SYSTEM, key, 0, offset, byte_size, memory))
         except OSError:
             memory.close()
@@ -299,6 +302,7 @@ class Regions:
         """Unregister all regions, at the end of the server."""
         for kind in Kind:
             self.unregister(kind, "")
+        self._copies.close()
 
     def _remove(self, regions: Sequence[Region]) -> None:
         """Call with the lock held."""
@@ -346,27 +350,45 @@ class Regions:
         if offset + size > region.byte_size:
             raise InvalidRequest(f"Invalid offset + byte size for shared memory region: '{name}'")
 
-    def acquire(self, places: Sequence[Place]) -> None:
+    def acquire(self, places: Sequence[Place], known: Sequence[Region] = ()) -> Sequence[Region]:
         """Use the regions of these places, until ``release``.
+
+        Args:
+            places: where a request has its tensors.
+            known: what was returned for the same places before. A region never changes its size, so a place that was in
+                one that is still registered is in it still: that takes one look-up, in place of a check of 0.5 us.
+
+        Returns:
+            The region of each place.
 
         Raises:
             RequestError: as ``check``; none is used then.
         """
+        named = self._regions
         with self._lock:
-            for place in places:
-                self.check(place)
-            for place in places:
-                self._regions[place.region].uses += 1
+            for region in known:
+                if named.get(region.name) is not region:
+                    known = ()
+                    break
+            if not known:
+                for place in places:
+                    self.check(place)
+                known = [named[place.region] for place in places]
+            for region in known:
+                region.uses += 1
+        return known
 
-    def release(self, places: Sequence[Place]) -> None:
-        """The request of an ``acquire`` is over."""
-        gone: list[Region] = []
+    def release(self, regions: Sequence[Region]) -> None:
+        """The request of an ``acquire``, which returned these, is over."""
+        gone: list[Region] | None = None
         with self._lock:
-            for place in places:
-                region = self._regions[place.region]
+            for region in regions:
                 region.uses -= 1
                 if region.leaving and not region.uses:
+                    gone = gone or []
                     gone.append(region)
+            if gone is None:
+                return
             self._remove(gone)
         for region in gone:
             region.memory.close()
@@ -394,7 +416,7 @@ class Regions:
         memory = region.memory
         return memory.address + place.offset if isinstance(memory, DeviceMemory) and memory.device == device else None
 
-    def read(self, place: Place, view: memoryview, tensor: str) -> None:
+    def read(self, place: Place, view: bytearray | memoryview, tensor: str) -> None:
         """Fill a view with the bytes of a place whose region is in use.
 
         Raises:

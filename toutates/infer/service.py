@@ -6,24 +6,23 @@ Each worker has an ``InferService`` of its own. Nothing in it is shared but the 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
 
 from toutates.engine.counters import WorkerCounters
-from toutates.engine.deadlines.around import Around
 from toutates.engine.on_device import DeviceLane, DevicePort, DeviceRows
-from toutates.engine.result import BatchResult, Parameters
-from toutates.engine.servable import Buffer, Consumer, Port, RequestAbout, SequenceOf, Way
-from toutates.infer.answers import Answers, RequestContext, SequenceContext, is_wanted
+from toutates.engine.servable import Buffer, Port, Way
+from toutates.infer.answers import Answers, RequestContext, SequenceContext
 from toutates.infer.call import Call, Handler, Transport
 from toutates.infer.counters import InferCounters
+from toutates.infer.finding import find_target, find_version
 from toutates.infer.inflight import Inflight
 from toutates.infer.observing import Observer, Sampling
 from toutates.infer.parameter_notices import ParameterNotices
 from toutates.infer.parking import Parking
 from toutates.infer.plan import Plan
 from toutates.infer.plan_cache import PlanCache
+from toutates.infer.ports import Ports
 from toutates.infer.reading import MAX_ID_BYTES, arrays_of, contents_of, id_too_long, read_request, request_id
 from toutates.infer.regions import Place, Regions
 from toutates.infer.scanning import Layout, scan
@@ -32,19 +31,20 @@ from toutates.infer.shared_outputs import SharedOutputs
 from toutates.infer.shared_path import SharedPath
 from toutates.infer.shared_tensors import SharedInputs, SharedTensors
 from toutates.infer.structure import check_structure
-from toutates.infer.traffic.copies import Copies, comparing
-from toutates.infer.traffic.divided import Arm, Divider, divided, fits
+from toutates.infer.traffic.copies import Copies
+from toutates.infer.traffic.divided import Divider
+from toutates.infer.traffic.dividing import AskedFor, TrafficPlans
 from toutates.infer.validation import ValidatedRequest, validate
+from toutates.infer.waiting import WaitingRequests
 from toutates.models.config.queues import acts_on
 from toutates.models.table import ModelTable, ServedVersion
-from toutates.models.traffic.rules import BY_ID, Target, cuts_of
+from toutates.models.traffic.rules import Target
 from toutates.net import Worker
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 from toutates.protocol.names import request_prefix
-from toutates.protocol.sequence_parameters import Said, named, said_in
+from toutates.protocol.sequence_parameters import Said, said_in
 from toutates.protocol.typed_contents import LARGE_MESSAGE_BYTES
 from toutates.system.errors import (
-    Cancelled,
     ExecutionFailed,
     InvalidSequence,
     NotLoaded,
@@ -96,8 +96,7 @@ class InferService:
     ) -> None:
         self.counters = InferCounters()
         self.divider = Divider(self._identity, copies)
-        self._parking = parking
-        self._goes_on = False
+        self._waiting = None if parking is None else WaitingRequests(parking, transport, self)
         self.observer = Observer(transport)
         self.worker = worker
         self._transport = transport
@@ -111,18 +110,19 @@ class InferService:
         self._cache = PlanCache()
         self._plans = self._cache.recent
         self._latest = self._cache.latest
-        self._ports: dict[ServedVersion, Port] = {}
-        #: by model, the versions to which there are ports of any kind
-        self._versions: dict[str, set[ServedVersion]] = {}
-        #: of this worker's requests to versions with a latency target
-        self._around = Around()
         self._regions = regions or Regions()
-        #: of requests with tensors in shared memory
-        self._shared_ports: dict[ServedVersion, Port] = {}
-        self._shared_finish: dict[ServedVersion, Callable[[BatchResult], None]] = {}
-        #: of requests that are copied
-        self._copied_ports: dict[ServedVersion, Port] = {}
         self._shared_outputs = SharedOutputs(worker)
+        self._ports = Ports(
+            worker,
+            transport,
+            inflight,
+            self._regions,
+            self._shared_outputs,
+            copies,
+            self._make_answers,
+            self._may_have_left,
+        )
+        self._traffic = TrafficPlans(self.divider, self._find_target, self._ports.copied)
         self._shared_path = SharedPath(
             worker, self._add_shared, self._add_on_device, self._count_refusal, self._shared_outputs
         )
@@ -163,7 +163,10 @@ class InferService:
                 return
             read = layout.read(buffer, start)
             if read is not None:
-                self._pack(call, plan, writer, read[0], buffer, read[1])
+                if writer is not None:
+                    self._pack(call, plan, writer, read[0], buffer, read[1])
+                else:
+                    self._submit(call, plan, read[0], (), "")
                 return
         self._infer_by_scan(call, buffer, start, end)
 
@@ -205,97 +208,40 @@ class InferService:
         if call.context is observation:  # else its batch was full, and this worker has run it already
             observation.copied_ns = time.monotonic_ns()
 
-    # --- requests whose model is loaded first ------------------------------------------------------------------------
+    # --- requests whose model is loaded first: see ``waiting.LateHandling`` -------------------------------------------
 
     def _waiting_for_model(self, infer: Handler) -> Handler:
-        """``infer``, with requests that wait where their model is not in memory. Others pay for a ``try``: nothing."""
-        if self._parking is None:
-            return infer
+        """``infer``, with requests that wait where their model is not in memory, if models are loaded on demand."""
+        return infer if self._waiting is None else self._waiting.wait_for(infer)
 
-        def infer_or_wait(call: Call) -> None:
-            try:
-                infer(call)
-            except NotLoaded as missing:
-                self._park(call, missing)
-
-        return infer_or_wait
-
-    def _park(self, call: Call, missing: NotLoaded) -> None:
-        """Have a request wait for its model.
-
-        Raises:
-            RequestError: the model could not be loaded a short while ago, or too much waits.
-        """
-        self._wait(missing.model, call, self._message_of(call), partial(self.infer, call))
-
-    def _message_of(self, call: Any) -> bytes:
+    def message_of(self, call: Any) -> bytes:
         """The bytes of a request, to be kept."""
         return bytes(memoryview(call.buffer)[call.start : call.end])
 
-    def _put_back(self, call: Any, message: bytes) -> None:
+    def put_back(self, call: Any, message: bytes) -> None:
         """Give a request its bytes back."""
         call.buffer, call.start, call.end = message, 0, len(message)
 
-    def _wait(self, model: str, call: Call, message: bytes, again: Callable[[], None]) -> None:
-        """Have a request wait for its model.
+    def for_its_caller(self, again: Callable[[], None]) -> Callable[[], None]:
+        """``again``, on behalf of the caller whose request is being handled now: here nobody asks who that is."""
+        return again
 
-        Args:
-            model: its name.
-            call: the request.
-            message: what is kept of it.
-            again: handles it.
+    def note_refusal(self, call: Call, error: RequestError) -> None:
+        """Count a request that may not wait, and note the error where the request is observed."""
+        self._count_refusal(error, None)
+        if call.context is not None:
+            self.observer.refused(call, error)
 
-        Raises:
-            RequestError: see ``_park``.
-        """
-        assert self._parking is not None
-        try:
-            self._parking.check(model, len(message))
-        except RequestError as error:
-            self._count_refusal(error, None)
-            if call.context is not None:
-                self.observer.refused(call, error)
-            raise
-        self._parking.park(model, _Waiting(self, call, message, again), len(message))
-        self._transport.hold(call, len(message))
-
-    def _handle_again(self, call: Any, message: bytes, again: Callable[[], None]) -> None:
-        """Handle a request that has waited for its model, which is there."""
-        self._transport.hold(call, -len(message))
-        if self._get_table() is not self._table:
-            self._forget_plans()
-        self._put_back(call, message)
-        self._goes_on = True  # before those that come now
-        try:
-            again()
-        except NotLoaded as missing:  # it has left again meanwhile
-            try:
-                # As ``again`` is, which may know whose request it is.
-                InferService._wait(self, missing.model, call, message, again)
-            except RequestError as error:
-                self._refuse_late(call, error)
-        except RequestError as error:
-            self._refuse_late(call, error)
-        except Exception as error:
-            self._refuse_late(call, ExecutionFailed("internal error"))
-            self._transport.end_connection(call, error)
-        finally:
-            self._goes_on = False
-            self._put_back(call, b"")
-
-    def _refuse_waiting(self, call: Any, message: bytes, error: RequestError, *, has_left: bool) -> None:
-        """A request has waited in vain."""
-        self._transport.hold(call, -len(message))
+    def give_up(self, call: Call, error: RequestError, *, has_left: bool) -> None:
+        """Count and refuse a request that has waited in vain."""
         if has_left:
             self.observer.count(1)
         else:
             self._count_refusal(error, None)
-        self._put_back(call, message)
-        self._refuse_late(call, error, is_told=not has_left)
-        self._put_back(call, b"")
+        self.refuse_late(call, error, is_told=not has_left)
 
-    def _refuse_late(self, call: Call, error: RequestError, *, is_told: bool = True) -> None:
-        """Refuse a request whose handler has returned."""
+    def refuse_late(self, call: Call, error: RequestError, *, is_told: bool = True) -> None:
+        """Refuse a request whose handler has returned, and which is counted already."""
         if self._inflight is not None:
             self._inflight.count -= 1
         if call.context is not None:
@@ -306,6 +252,8 @@ class InferService:
     def _tell(self, call: Call, error: RequestError) -> None:
         """Answer a request with an error."""
         self._transport.fail(call, error)
+
+    # --- the bound on requests in flight -----------------------------------------------------------------------------
 
     def _within_limit(self, infer: Handler, chosen: Sampling | None = None) -> Handler:
         """``infer``, refusing requests while as many are in flight as may be; the check takes 0.06 us.
@@ -367,6 +315,10 @@ class InferService:
             self._infer_by_parsing(call, key)
             return
         if plan.packed is None:
+            if plan.all_shared and said is None:
+                layout = plan.layout_of(key, buffer, start, end)
+                if layout is not None:
+                    self._cache.remember_layout(end - start, layout, plan, None)
             self._gather(call, plan, id_field, spans, said)
             return
         if not plan.in_order or not _fit(spans, plan.sizes):
@@ -464,7 +416,8 @@ class InferService:
                     return Plan(other, fitting, self._port(other, others_shared), others_shared)
 
                 id_field = ModelInferRequest(id=request.id).SerializeToString()
-                plan, lasts = self._with_traffic(plan, asked, request.parameters, id_field, make)
+                wanted = AskedFor(*asked, request.parameters, id_field)
+                plan, lasts = self._traffic.plan_for(wanted, self._table.traffic, plan, make)
                 key = key if lasts else b""
         except RequestError as error:
             self._count_refusal(error, version)
@@ -479,108 +432,14 @@ class InferService:
         """The version that a request names; "" for the newest.
 
         Raises:
+            NotLoaded: it has to be loaded, or requests that have waited for that come first.
             RequestError: there is none, or it cannot answer now.
         """
-        if self._parking is not None and not self._goes_on and self._parking.has(model):
-            raise NotLoaded(model)  # those that wait come first
-        table = self._table
-        if not table.traffic:
-            return table.find(model, version)
-        if version or (route := table.traffic.routes.get(model)) is None:
-            target = table.target_of(model, version)
-            return table.find(model, version) if target is None else self._find_target(model, target)
-        # Any version will do to read the request, because all take the same ones.
-        refusal: RequestError | None = None
-        loadable: NotLoaded | None = None
-        for arm in (route.heaviest, *route.arms):
-            try:
-                return table.find_target(model, arm)
-            except NotLoaded as missing:
-                if self._parking is not None and not self._parking.fails(missing.model):
-                    loadable = loadable or missing
-                refusal = refusal or missing
-            except RequestError as error:
-                refusal = refusal or error
-        # One that can be loaded comes before those that cannot: its requests are to be answered, whatever becomes of
-        # the others'.
-        refusal = loadable or refusal
-        assert refusal is not None
-        raise refusal
+        return find_version(self._table, self._waiting, model, version)
 
     def _find_target(self, name: str, target: Target) -> ServedVersion:
-        """The version that a name stands for.
-
-        Raises:
-            NotLoaded: it has to be loaded, or requests that have waited for that come first.
-            RequestError: see ``ModelTable.find_target``.
-        """
-        if self._parking is not None and not self._goes_on and self._parking.has(target.model):
-            raise NotLoaded(target.model)
-        return self._table.find_target(name, target)
-
-    # --- aliases and traffic -----------------------------------------------------------------------------------------
-
-    def _with_traffic(
-        self,
-        plan: Plan,
-        asked: tuple[str, str],
-        parameters: Mapping[str, Any],
-        id_field: bytes,
-        make: Callable[[ServedVersion], Any],
-    ) -> tuple[Any, bool]:
-        """What a plan has to be where its name has an alias or traffic.
-
-        Args:
-            plan: of one of the versions.
-            asked: name and version of the request.
-            parameters: of the request.
-            id_field: the request's, for those that cannot be remembered.
-            make: makes a plan of another version for the same request.
-
-        Returns:
-            The plan, and whether it may be remembered.
-
-        Raises:
-            RequestError: the version that the request gets does not take it.
-        """
-        table, (name, version) = self._table, asked
-        models = table.traffic.leads_to(name)
-        plan.names = (name, *models) if models else ()
-        route = None if version else table.traffic.routes.get(name)
-        if route is None:
-            return plan, True
-        divider = self.divider
-        targets, cuts = list(route.arms), cuts_of(route.weights)
-        given = parameters.get(route.parameter) if route.parameter else None
-        if given is not None:
-            # The parameter is a part of the plan's key, so all requests of the plan get the same version.
-            chosen = divider.chosen(route, str(_value_of(given)).encode())
-            targets, cuts = targets[chosen : chosen + 1], []
-        copying = None if route.shadow is None or divider.copies is None else self._copied_port
-
-        def arm_of(target: Target) -> Arm:
-            served = self._find_target(name, target)
-            of_arm = plan if served is plan.version else make(served)
-            return Arm(target, of_arm, fits(plan, of_arm), divider.count_of(route, target))
-
-        if plan.shared is None:
-            try:
-                arms = [arm_of(target) for target in targets]
-                return divided(divider, route, plan, arms, cuts, copying), True
-            except RequestError:
-                pass  # a version does not answer now; only the requests that it gets are refused
-        said = said_in(parameters)
-        identity = b"" if not id_field or route.sticky != BY_ID else self._identity(id_field)
-        identity = str(said[0]).encode() if said is not None and said[0] else identity
-        target = targets[0] if not cuts else targets[divider.chosen(route, identity)]
-        if plan.shared is None:
-            return divided(divider, route, plan, [arm_of(target)], [], copying), False
-        # Regions belong to the port of one version.
-        own = self._find_target(name, target)
-        divider.count_of(route, target)[0] += 1
-        chosen_plan = plan if own is plan.version else make(own)
-        chosen_plan.names = plan.names
-        return chosen_plan, False
+        """The version that a name stands for; errors as of ``_find``."""
+        return find_target(self._table, self._waiting, name, target)
 
     def _identity(self, id_field: bytes) -> bytes:
         """The bytes of a request's id, from its field: a tag of one byte, the length in one or two, and the id."""
@@ -595,16 +454,6 @@ class InferService:
         if route is not None and route.parameter:
             effective |= {route.parameter}
         self._notices.note(version.model, request.parameters, effective)
-
-    def _copied_port(self, plan: Plan) -> Port:
-        """This worker's port for requests to a version of which there is a copy."""
-        version = plan.version
-        port = self._copied_ports.get(version)
-        if port is None:
-            assert self.divider.copies is not None
-            around = partial(comparing, self.divider.copies)
-            port = self._copied_ports[version] = self._open_port(version, around)
-        return port
 
     def _admit(self, call: Call, version: ServedVersion) -> None:
         """Look at the version that a request is for, before the request is checked.
@@ -679,10 +528,12 @@ class InferService:
         self, call: Call, plan: Plan, id_field: bytes, inputs: SharedInputs, identifier: str, said: Said | None
     ) -> None:
         """Put rows into a batch whose inputs were read from shared memory."""
-        if plan.writer is not None:
-            self._pack_said(call, plan, plan.writer, id_field, inputs.buffer, inputs.spans, said)
-        else:
+        if plan.writer is None:
             self._add_arrays(call, plan, id_field, inputs.contents(), identifier, said)
+        elif said is None:
+            self._pack(call, plan, plan.writer, id_field, inputs.buffer, inputs.spans)
+        else:
+            self._pack_said(call, plan, plan.writer, id_field, inputs.buffer, inputs.spans, said)
 
     def _add_on_device(self, call: Call, plan: Plan, id_field: bytes, way: DeviceLane, rows: DeviceRows) -> None:
         """Have rows run where a GPU has them."""
@@ -723,7 +574,7 @@ class InferService:
             error: why.
             version: which it was for; None where that is not known.
         """
-        if isinstance(error, NotLoaded) and self._parking is not None:
+        if isinstance(error, NotLoaded) and self._waiting is not None:
             return  # it goes on later
         self.observer.count(1)
         if version is None:
@@ -742,74 +593,7 @@ class InferService:
 
     def _port(self, version: ServedVersion, shared: SharedTensors | None = None) -> Port:
         """This worker's port to a version of the table; the one for requests with ``shared`` tensors, or for others."""
-        ports = self._ports if shared is None else self._shared_ports
-        port = ports.get(version)
-        if port is None:
-            if shared is None:
-                port = self._open_port(version, lambda finish: finish)
-            else:
-
-                def around(finish: Callable[[BatchResult], None]) -> Callable[[BatchResult], None]:
-                    finish = self._shared_outputs.before(finish)
-                    self._shared_finish[version] = finish
-                    return finish
-
-                port = self._open_port(version, around, before=self._regions.releasing)
-            ports[version] = port
-        if shared is not None:
-            shared.finish = self._shared_finish[version]
-        return port
-
-    def _open_port(
-        self,
-        version: ServedVersion,
-        around: Callable[[Callable[[BatchResult], None]], Callable[[BatchResult], None]],
-        before: Callable[[Callable[[BatchResult], None]], Callable[[BatchResult], None]] = lambda finish: finish,
-    ) -> Port:
-        """A way in to a version.
-
-        Args:
-            version: the version.
-            around: what else is to be done with each outcome, once requests have left the bound on those in flight.
-            before: what else is to be done with each outcome, before that.
-        """
-        self._versions.setdefault(version.model, set()).add(version)
-        counters = WorkerCounters()
-        finish = before(self._make_answers(counters, version).finish)
-        if self._inflight is not None:
-            finish = self._inflight.leaving(finish)
-        finish = around(finish)
-        finish_there = finish_here = finish
-        if version.has_target:
-            finish_there, finish_here = partial(self._finish_after, finish), partial(self._finish_within, finish)
-        return version.servable.port(
-            Consumer(
-                partial(self._finish_soon, finish_there),
-                finish_here,
-                self.worker.at_round_end,
-                is_wanted,
-                counters,
-                self._about,
-                self._may_have_left,
-                self._sequence,
-                _parameters,
-                around_ns=self._around.time_ns,
-            )
-        )
-
-    def _about(self, context: RequestContext) -> RequestAbout:
-        """See ``Consumer``."""
-        _, plan, id_field, _ = context
-        request = plan.request
-        parameters = request.parameters
-        if isinstance(context, SequenceContext):
-            parameters = {**parameters, **named(context.said)}
-        return RequestAbout(self._transport.request_id(id_field), request.outputs, parameters)
-
-    def _sequence(self, context: RequestContext) -> SequenceOf:
-        """See ``Consumer``."""
-        timeout = int(context[1].request.parameters.get("timeout", 0))
-        return (*context.said, timeout) if isinstance(context, SequenceContext) else (0, False, False, timeout)
+        return self._ports.ordinary(version) if shared is None else self._ports.shared(version, shared)
 
     def _may_have_left(self, context: RequestContext) -> bool:
         """See ``Consumer``."""
@@ -818,23 +602,6 @@ class InferService:
     def _make_answers(self, counters: WorkerCounters, version: ServedVersion) -> Answers:
         """What answers the requests of one port, which is to ``version``."""
         return Answers(counters, self.observer, self._transport)
-
-    def _finish_soon(self, finish: Callable[[BatchResult], None], result: BatchResult) -> None:
-        """Have the requests of a batch answered on the worker's thread. Called by the executor that has run it."""
-        self.worker.call_soon(partial(finish, result))
-
-    def _finish_after(self, finish: Callable[[BatchResult], None], result: BatchResult) -> None:
-        """Answer the requests of a version with a latency target, and note how long their answers waited for that."""
-        now_ns = time.monotonic_ns()
-        if not result.timing.cached:
-            self._around.note(now_ns - result.timing.done_ns, now_ns)
-        finish(result)
-
-    def _finish_within(self, finish: Callable[[BatchResult], None], result: BatchResult) -> None:
-        """The same for a batch that was run in this round: what the next one reads has waited for the end of it."""
-        now_ns = time.monotonic_ns()
-        self._around.note(now_ns - self.worker.now_ns, now_ns)
-        finish(result)
 
     def let_go(self) -> None:
         """Look at the model table now, rather than with the next request.
@@ -857,61 +624,9 @@ class InferService:
         changed = table.changes.since(before.changes)
         if changed is None:
             self._cache.clear()
-            changed = frozenset(self._versions)
         else:
             self._cache.forget(changed)
-        left = [one for name in changed for one in self._versions.get(name, ()) if not _is_served(table, one)]
-        for version in left:
-            versions = self._versions[version.model]
-            versions.discard(version)
-            if not versions:
-                del self._versions[version.model]
-            self._shared_finish.pop(version, None)
-            # What they have of this round is committed.
-            for ports in (self._ports, self._shared_ports, self._copied_ports):
-                port = ports.pop(version, None)
-                if port is not None:
-                    port.commit()
-
-
-class _Waiting:
-    """A request that waits for its model (``parking.Parked``)."""
-
-    __slots__ = ("_again", "_call", "_message", "_service")
-
-    def __init__(self, service: InferService, call: Call, message: bytes, again: Callable[[], None]) -> None:
-        self._service = service
-        self._call = call
-        self._message = message
-        self._again = again
-
-    @property
-    def is_open(self) -> bool:
-        return self._call.open
-
-    def go_on(self) -> None:
-        self._service._handle_again(self._call, self._message, self._again)
-
-    def fail(self, error: RequestError) -> None:
-        self._service._refuse_waiting(self._call, self._message, error, has_left=False)
-
-    def leave(self) -> None:
-        self._service._refuse_waiting(self._call, self._message, Cancelled("the client has left"), has_left=True)
-
-
-def _is_served(table: ModelTable, version: ServedVersion) -> bool:
-    model = table.get(version.model)
-    return model is not None and version in model.served()
-
-
-def _value_of(parameter: Any) -> object:
-    """The value of a request's parameter."""
-    return getattr(parameter, str(parameter.WhichOneof("parameter_choice")), "")
-
-
-def _parameters(context: RequestContext) -> Parameters:
-    """See ``Consumer``."""
-    return context[1].request.parameters
+        self._ports.forget(changed, table)
 
 
 def _fit(spans: list[int], sizes: tuple[int | None, ...]) -> bool:

@@ -82,6 +82,9 @@ class SharedOutputs:
         """A function that calls ``finish``, where outputs are large after these were written beside the worker."""
 
         def write_and_finish(result: BatchResult) -> None:
+            if not self._waiting and _are_small(result.pending):
+                finish(result)
+                return
             outputs = result.shared_outputs
             now: list[PendingRequest] = []
             late: list[tuple[PendingRequest, Contents, int]] = []
@@ -175,6 +178,17 @@ class SharedOutputs:
             plan.shared.is_written = False
             if late.is_held:
                 plan.version.calls.let_go()
+
+
+def _are_small(pending: list[PendingRequest]) -> bool:
+    """Whether all that these requests may have written can be written at once."""
+    room = 0
+    for context, _, _, part in pending:
+        shared = context[1].shared
+        room += shared.room
+        if part is not None or (room > ASIDE_BYTES and (room > FILLED_BYTES or not shared.is_filled)):
+            return False
+    return True
 
 
 def _room_for(request: PendingRequest, written: int) -> int:

@@ -15,7 +15,7 @@ from toutates.engine.on_device import ALIGNMENT as ALIGNED
 from toutates.engine.on_device import LEAST_BYTES, DeviceLane, DevicePort, DeviceRows
 from toutates.engine.result import BatchResult
 from toutates.engine.servable import Buffer, Port
-from toutates.infer.regions import Place, Regions
+from toutates.infer.regions import Place, Region, Regions
 from toutates.infer.validation import ValidatedRequest
 from toutates.models.table import ServedVersion
 from toutates.net import Worker
@@ -41,6 +41,8 @@ class SharedTensors:
         inputs: place and name of each input, by position in the lane; None for one whose bytes the request has.
         outputs: place of each output that is written to shared memory, by its index.
         places: all of them.
+        spans: where each input begins and ends in the buffer that they are read into, flat; None where the request has
+            the bytes of some.
         byte_size: of all inputs in shared memory.
         room: the most bytes that the outputs in shared memory may have.
         is_written: whether the outputs of the request that is being answered are in their places already.
@@ -54,6 +56,7 @@ class SharedTensors:
         "_indices",
         "_names",
         "_regions",
+        "_used",
         "byte_size",
         "device_way",
         "finish",
@@ -62,6 +65,7 @@ class SharedTensors:
         "outputs",
         "places",
         "room",
+        "spans",
     )
 
     def __init__(self, regions: Regions, version: ServedVersion, request: ValidatedRequest) -> None:
@@ -82,6 +86,10 @@ class SharedTensors:
         self.device_way: DeviceLane | None = None
         self.finish: Callable[[BatchResult], None]
         self.places = (*(given[0] for given in self.inputs if given is not None), *self.outputs.values())
+        #: the regions of ``places``: as long as a request uses them, those of every request
+        self._used: Sequence[Region] = ()
+        sizes = [given[0].byte_size for given in self.inputs if given is not None]
+        self.spans = _spans(sizes) if len(sizes) == len(self.inputs) else None
 
     def find_device(self, port: Port, row_shapes: RowShapes, rows: int) -> None:
         """Find the way for inputs that a GPU has.
@@ -121,11 +129,11 @@ class SharedTensors:
 
     def acquire(self) -> None:
         """See ``Regions.acquire``."""
-        self._regions.acquire(self.places)
+        self._used = self._regions.acquire(self.places, self._used)
 
     def release(self) -> None:
         """See ``Regions.release``."""
-        self._regions.release(self.places)
+        self._regions.release(self._used)
 
     def read(self, inputs: SharedInputs) -> None:
         """Read what is missing of a request's inputs. Any thread may do it.
@@ -133,8 +141,13 @@ class SharedTensors:
         Raises:
             InvalidRequest: an object has become too short, or cannot be read.
         """
-        spans = inputs.spans
-        with memoryview(inputs.buffer) as whole:
+        spans, buffer = inputs.spans, inputs.buffer
+        if len(self.inputs) == 1 and buffer.__class__ is bytearray:  # which is all of the only input
+            given = self.inputs[0]
+            if given is not None:
+                self._regions.read(given[0], buffer, given[1])
+            return
+        with memoryview(buffer) as whole:
             for at, given in enumerate(self.inputs):
                 if given is not None:
                     with whole[spans[2 * at] : spans[2 * at + 1]] as view:
@@ -155,10 +168,12 @@ class SharedTensors:
         Raises:
             ExecutionFailed: one cannot be written. Others may have been.
         """
-        given = list(zip(indices, contents, strict=True))
+        places = self.outputs
         if not self.is_written:
-            self.write([(index, pieces) for index, pieces in given if index in self.outputs])
-        return [[b""] if index in self.outputs else pieces for index, pieces in given]
+            for index, pieces in zip(indices, contents, strict=True):
+                if index in places:
+                    self._regions.write(places[index], pieces, self._names[index])
+        return [[b""] if index in places else pieces for index, pieces in zip(indices, contents, strict=True)]
 
     def write(
         self, contents: Sequence[tuple[int, Sequence[Buffer]]], is_wanted: Callable[[], bool] = lambda: True
@@ -202,24 +217,20 @@ class SharedInputs:
                 f"the inputs in shared memory have {tensors.byte_size} bytes, at most {most} are taken "
                 "(--limit message_size)"
             )
-        self.spans: list[int] = []
-        end = 0
-        given_contents = iter(contents)
-        copied: list[tuple[int, Buffer]] = []
-        for given in tensors.inputs:
-            start = -(-end // ALIGNMENT) * ALIGNMENT
-            if given is None:
-                content = next(given_contents)
-                copied.append((start, content))
-                end = start + len(content)
-            else:
-                end = start + given[0].byte_size
-            self.spans += (start, end)
+        spans = tensors.spans
+        if spans is None:
+            of_request = iter(contents)
+            spans = _spans([len(next(of_request)) if given is None else given[0].byte_size for given in tensors.inputs])
+        self.spans = spans
+        end = spans[-1] if spans else 0
         self._pool = worker.message_memory
         self._memory = self._pool.take_whole(end) if end >= POOLED_BYTES else None
         self.buffer: Any = bytearray(end) if self._memory is None else self._memory
-        for start, content in copied:
-            self.buffer[start : start + len(content)] = content
+        if contents:
+            of_request = iter(contents)
+            for at, given in enumerate(tensors.inputs):
+                if given is None:
+                    self.buffer[spans[2 * at] : spans[2 * at + 1]] = next(of_request)
 
     def contents(self) -> list[memoryview]:
         """A view of each input, by position."""
@@ -232,3 +243,14 @@ class SharedInputs:
         if self._memory is not None:
             self._pool.give_back(self._memory)
             self._memory = None
+
+
+def _spans(sizes: Sequence[int]) -> list[int]:
+    """Where inputs of these sizes begin and end in one buffer, flat. Nobody changes it."""
+    spans: list[int] = []
+    end = 0
+    for size in sizes:
+        start = -(-end // ALIGNMENT) * ALIGNMENT
+        end = start + size
+        spans += (start, end)
+    return spans

@@ -46,7 +46,7 @@ class ByFirstBytes(Service):
         return Undecided(self)
 
     def handle(self, link: Any, event: Any) -> None:
-        """There are no events before the protocol is known."""
+        """See ``Service``. Not called: there are no events before the protocol is known."""
         raise AssertionError("an event of no protocol")
 
     def choose(self, start: bytes) -> Service | None:
@@ -87,12 +87,12 @@ class Undecided(Connection):
         return connection
 
     def go_on(self, now_ns: int) -> list[Any]:
-        """Nothing is left to do."""
+        """See ``Connection``: nothing is left to do before the protocol is known."""
         self.behind = False
         return []
 
     def take_output(self) -> Sequence[Buffer]:
-        """There is none."""
+        """See ``Connection``: nothing is sent before the protocol is known."""
         return ()
 
     def bind(self, link: Any) -> None:

@@ -322,6 +322,24 @@ def test_a_body_with_much_around_its_text_is_no_kind(api: Front, reads: Reads) -
     assert reads.count == 2
 
 
+class Uncopied(bytes):
+    """A body that a worker must not copy."""
+
+    def __getitem__(self, key: Any) -> Any:
+        raise AssertionError("it was copied")
+
+
+def test_a_large_body_that_begins_and_ends_like_a_known_one_is_not_copied(api: Front, reads: Reads) -> None:
+    ask(api, "a")
+    [kind] = api.apis._bodies[_PATH]._kinds
+    longest = kind.before + "\U0001f600".encode() * MOST_CHARACTERS_HERE + kind.behind
+    assert len(kind.text_of(longest)) == MOST_CHARACTERS_HERE
+    assert kind.text_of(Uncopied(kind.before + b"a" * kind.most + kind.behind)) == ""
+    reads.count = 0
+    ask(api, "a" * kind.most)
+    assert reads.count == 1
+
+
 def test_where_no_two_bodies_are_alike_few_are_looked_at(api: Front) -> None:
     looks = []
 

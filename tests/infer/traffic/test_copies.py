@@ -51,6 +51,17 @@ def test_so_many_copies_are_taken_and_others_are_counted(copies: Copies) -> None
     assert take(copies, 10) is not None
 
 
+def test_a_request_is_not_copied_where_there_is_no_memory_for_that(copies: Copies) -> None:
+    class Large(bytes):
+        def __bytes__(self) -> bytes:
+            raise MemoryError
+
+    for _ in range(4):
+        assert copies.take("name", SHADOW, plan_of(10), [Large(10)]) is None
+    assert skipped(copies) == 4
+    assert copies.held == (0, 0)
+
+
 def test_copies_hold_so_many_bytes(copies: Copies) -> None:
     kept = take(copies, 900)
     assert take(copies, 101) is None

@@ -67,9 +67,6 @@ def build_methods(
     awaited = partial(on_main_thread, queue, worker)
     loads = partial(awaited, refuse=plane.refuse_unless_loads_on_request)
 
-    def regions(answer: Callable[[Regions, Request], Message]) -> Callable[[Request], Message]:
-        return partial(answer, plane.regions)
-
     changes = partial(_changes, plane, worker, gate)
     handlers: dict[str, UnaryHandler] = {
         "ServerLive": unary(pb.ServerLiveRequest, plane.server_live),
@@ -109,24 +106,7 @@ def build_methods(
             if plane.asks_others
             else changes(unary, pb.TraceSettingRequest, now=plane.trace_setting)
         ),
-        "SystemSharedMemoryStatus": unary(pb.SystemSharedMemoryStatusRequest, regions(shared_memory.system_status)),
-        "SystemSharedMemoryRegister": unary(
-            pb.SystemSharedMemoryRegisterRequest, regions(shared_memory.register_system)
-        ),
-        "SystemSharedMemoryUnregister": unary(
-            pb.SystemSharedMemoryUnregisterRequest, regions(shared_memory.unregister_system)
-        ),
-        "CudaSharedMemoryStatus": unary(pb.CudaSharedMemoryStatusRequest, regions(shared_memory.cuda_status)),
-        "CudaSharedMemoryRegister": (
-            awaited(pb.CudaSharedMemoryRegisterRequest, partial(shared_memory.register_cuda_aside, plane.regions))
-            if plane.regions.has_cuda
-            else unary(pb.CudaSharedMemoryRegisterRequest, regions(shared_memory.register_cuda))
-        ),
-        "CudaSharedMemoryUnregister": (
-            awaited(pb.CudaSharedMemoryUnregisterRequest, partial(shared_memory.unregister_cuda_aside, plane.regions))
-            if plane.regions.has_cuda
-            else unary(pb.CudaSharedMemoryUnregisterRequest, regions(shared_memory.unregister_cuda))
-        ),
+        **_of_shared_memory(plane.regions, awaited),
     }
     for name in _OF_ONE_MODEL:
         handlers[name] = waiting_for_model(handlers[name], parking, worker)
@@ -141,6 +121,36 @@ def build_methods(
         return method_table(with_secrets)
     for_limited = _for_limited(plane, awaited, parking, worker)
     return method_table(guarded(method, gate, for_limited) for method in with_secrets)
+
+
+def _of_shared_memory(regions: Regions, awaited: Adapter) -> dict[str, UnaryHandler]:
+    """The handlers of the RPCs for shared memory, by the RPC's name.
+
+    Args:
+        regions: of the process.
+        awaited: makes handlers that answer on the main thread. There CUDA may be asked, which takes long at first.
+    """
+
+    def at_once(request_type: type[Request], answer: Callable[[Regions, Request], Message]) -> UnaryHandler:
+        return unary(request_type, partial(answer, regions))
+
+    handlers = {
+        "SystemSharedMemoryStatus": at_once(pb.SystemSharedMemoryStatusRequest, shared_memory.system_status),
+        "SystemSharedMemoryRegister": at_once(pb.SystemSharedMemoryRegisterRequest, shared_memory.register_system),
+        "SystemSharedMemoryUnregister": at_once(
+            pb.SystemSharedMemoryUnregisterRequest, shared_memory.unregister_system
+        ),
+        "CudaSharedMemoryStatus": at_once(pb.CudaSharedMemoryStatusRequest, shared_memory.cuda_status),
+        "CudaSharedMemoryRegister": at_once(pb.CudaSharedMemoryRegisterRequest, shared_memory.register_cuda),
+        "CudaSharedMemoryUnregister": at_once(pb.CudaSharedMemoryUnregisterRequest, shared_memory.unregister_cuda),
+    }
+    if regions.has_cuda:
+        register, unregister = shared_memory.register_cuda_aside, shared_memory.unregister_cuda_aside
+        handlers["CudaSharedMemoryRegister"] = awaited(pb.CudaSharedMemoryRegisterRequest, partial(register, regions))
+        handlers["CudaSharedMemoryUnregister"] = awaited(
+            pb.CudaSharedMemoryUnregisterRequest, partial(unregister, regions)
+        )
+    return handlers
 
 
 def _names_a_model(message: bytes) -> bool:

@@ -33,8 +33,10 @@ def waiting_for_model(handler: UnaryHandler, parking: Parking | None, worker: Wo
             parking.check(missing.model, len(message))
             waiting = WaitingCall(call, partial(go_on, call, message), worker, partial(_refuse, call))
             parking.park(missing.model, waiting, len(message))
+            _hold(call, len(message))
 
     def go_on(call: Call, message: bytes) -> None:
+        _hold(call, 0)
         call.buffer, call.start, call.end = message, 0, len(message)
         try:
             handle_or_wait(call)
@@ -44,5 +46,12 @@ def waiting_for_model(handler: UnaryHandler, parking: Parking | None, worker: Wo
     return handle_or_wait
 
 
+def _hold(call: Call, size: int) -> None:
+    """Count the bytes that are kept of a call with what its connection holds. Those of one that has ended are not."""
+    if call.link is not None:
+        call.link.connection.hold(call, size)
+
+
 def _refuse(call: Call, error: RequestError) -> None:
+    _hold(call, 0)
     call.fail(STATUSES[type(error)], str(error))

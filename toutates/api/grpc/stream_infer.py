@@ -278,7 +278,7 @@ class InferStream:
             self.link.connection.take_message(message)
 
     def go_on_soon(self) -> None:
-        """There may be room for messages that wait, or nothing left to do."""
+        """Handle messages that wait, if there is room for them now, once what goes on at the moment is done."""
         if self.unusual and not self._scheduled:
             self._scheduled = True
             self._streams.worker.call_soon(self._go_on)
@@ -419,7 +419,7 @@ class InferStream:
         self._see_to(message, more=more)
 
     def end(self, message: MessageReceived, plan: Plan, id_field: bytes) -> None:
-        """There are no further responses."""
+        """Note that a request has no further responses, and tell its caller where that was asked for."""
         if not message.open:
             return
         if plan.request.parameters.get("triton_enable_empty_final_response"):

@@ -87,7 +87,7 @@ class RestHttpCall(HttpCall):
         self.send_event(answer.body, is_first=is_first, status=answer.status)
 
     def end_events(self, *, is_first: bool) -> None:
-        """There are no further responses."""
+        """End a stream of events: there are no further responses."""
         if not self.open:
             return
         if is_first:

@@ -28,6 +28,8 @@ MOST_KINDS: Final = 4
 MOST_AROUND: Final = 1_024
 #: Bodies that are not looked at, at most, where earlier looks were in vain: some callers never send two that are alike.
 MOST_PASSED: Final = 1_024
+#: Of UTF-8.
+MOST_BYTES_PER_CHARACTER: Final = 4
 
 #: Put in a text's place. Letters alone, so that outside of a string they are no JSON.
 _PROBES: Final = ("probeOfAnotherText", "textOfAnotherProbe")
@@ -145,16 +147,18 @@ class _Kind:
     Attributes:
         before, behind: see ``body_around``.
         first, end: where the text begins and, counted from the body's end, ends.
+        most: bytes that a body may have. A larger one is not looked into: a worker would copy all of it.
         asked: of all of them, but for the text.
         found, options: of all of them.
         used: whether one has come.
     """
 
-    __slots__ = ("asked", "before", "behind", "end", "first", "found", "options", "used")
+    __slots__ = ("asked", "before", "behind", "end", "first", "found", "most", "options", "used")
 
     def __init__(self, around: tuple[bytes, bytes], asked: Asked, found: FoundText, options: TextOptions) -> None:
         self.before, self.behind = around
         self.first, self.end = len(self.before), -len(self.behind)
+        self.most = len(self.before) + MOST_BYTES_PER_CHARACTER * MOST_CHARACTERS_HERE + len(self.behind)
         self.asked = msgspec.structs.replace(asked, texts=())
         self.found = found
         self.options = options
@@ -162,7 +166,7 @@ class _Kind:
 
     def text_of(self, body: bytes | bytearray) -> str:
         """The text of a body; "" for one that is not of this kind, or to be read for other reasons."""
-        if not (body.startswith(self.before) and body.endswith(self.behind)):
+        if not (body.startswith(self.before) and body.endswith(self.behind) and len(body) <= self.most):
             return ""
         try:
             text = body[self.first : self.end].decode()

@@ -208,7 +208,7 @@ class _TensorModel(TextModel):
         self._version.calls.call(call, {self._input: tensor})
 
     def commit(self) -> None:
-        """Nothing waits for it."""
+        """See ``TextModel``: calls are begun at once, so that nothing is left to do."""
 
     def _done(self, texts: int, on_done: Callable[[TextResult], object], outcome: Outcome) -> None:
         if outcome.error is not None:

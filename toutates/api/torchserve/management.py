@@ -204,7 +204,7 @@ class ManagementHandler:
         self._queue.put(self._worker, bytes(call.body), work, call.fail)
 
     async def _work(self, operation: Operation, call: RestHttpCall, author: Author, body: bytes) -> Callable[[], None]:
-        """On the main thread."""
+        """Do what was asked for, on the main thread; returns what answers the call."""
         try:
             code, document = await operation(self._models, _Parameters(call.head.query, body))
         except Problem as problem:

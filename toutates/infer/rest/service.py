@@ -24,6 +24,7 @@ from toutates.infer.rest.call import Asked, Asks, BodyTensors, RestCall, start_o
 from toutates.infer.rest.plan import RestPlan
 from toutates.infer.service import InferService
 from toutates.infer.traffic.copies import Copies
+from toutates.infer.traffic.dividing import AskedFor
 from toutates.infer.validation import validate
 from toutates.models.table import ModelTable, ServedVersion
 from toutates.net import Worker
@@ -289,7 +290,8 @@ class RestInferService(InferService):
                         other, fitting, way, outputs, form, others, coded=asked.is_coded, tensors=asked.tensors
                     )
 
-                plan, lasts = self._with_traffic(plan, name, message.parameters, identifier, make)
+                wanted = AskedFor(*name, message.parameters, identifier)
+                plan, lasts = self._traffic.plan_for(wanted, self._table.traffic, plan, make)
                 key = key if lasts else b""
         except RequestError as error:
             self._count_refusal(error, version)
@@ -336,10 +338,25 @@ class RestInferService(InferService):
             raise Overloaded("the server has no thread for this request") from None
 
     def _go_on_with(
-        self, call: Any, asked: Asked, size: int, outcome: InferRequest | _FlatRequest | RequestError
+        self,
+        call: Any,
+        asked: Asked,
+        size: int,
+        outcome: InferRequest | _FlatRequest | RequestError,
+        *,
+        is_held: bool = True,
     ) -> None:
-        """Handle a request that another thread has read."""
-        call.hold(-size)
+        """Handle a request that another thread has read.
+
+        Args:
+            call: the request.
+            asked: what its head says.
+            size: bytes that are kept of it.
+            outcome: of the reading.
+            is_held: whether these bytes are counted for the call.
+        """
+        if is_held:
+            call.hold(-size)
         try:
             if self._get_table() is not self._table:
                 self._forget_plans()
@@ -350,21 +367,23 @@ class RestInferService(InferService):
             version = self._find(asked.target.model, asked.target.version)
             self._infer_read(call, asked, version, outcome)
         except NotLoaded as missing:  # it has left since the request came
+            assert self._waiting is not None
             try:
-                self._wait(missing.model, call, b"", partial(self._go_on_with, call, asked, 0, outcome))
+                again = partial(self._go_on_with, call, asked, size, outcome, is_held=False)
+                self._waiting.wait(missing.model, call, b"", again, size)
             except RequestError as error:
-                self._refuse_late(call, error)
+                self.refuse_late(call, error)
         except RequestError as error:
-            self._refuse_late(call, error)
+            self.refuse_late(call, error)
         except Exception as error:
-            self._refuse_late(call, ExecutionFailed("internal error"))
+            self.refuse_late(call, ExecutionFailed("internal error"))
             self._transport.end_connection(call, error)
 
-    def _message_of(self, call: Any) -> bytes:
+    def message_of(self, call: Any) -> bytes:
         """See ``InferService``: the memory of a large body is used again."""
         return bytes(_whole(call.body))
 
-    def _put_back(self, call: Any, message: bytes) -> None:
+    def put_back(self, call: Any, message: bytes) -> None:
         """See ``InferService``."""
         call.body = message
 

@@ -157,13 +157,17 @@ class Copies:
             return None
         signature, request = plan.version.signature, plan.request
         inputs: dict[str, Tensor] = {}
-        for index, row_shape, content in zip(request.inputs, request.shapes, sent, strict=True):
-            spec = signature.inputs[index]
-            shape = spec.to_wire(row_shape)
-            whole = (plan.rows, *shape) if signature.batched else shape
-            inputs[spec.name] = Tensor(spec.datatype, whole, bytes(content))
-        made = Copy(self, key, shadow, inputs, size)
+        made = Copy(self, key, shadow, inputs, size)  # from here on what was reserved is given back with it
         made.parameters = request.parameters
+        try:
+            for index, row_shape, content in zip(request.inputs, request.shapes, sent, strict=True):
+                spec = signature.inputs[index]
+                shape = spec.to_wire(row_shape)
+                whole = (plan.rows, *shape) if signature.batched else shape
+                inputs[spec.name] = Tensor(spec.datatype, whole, bytes(content))
+        except MemoryError:  # which is no reason to refuse the request itself
+            self.count(key, "skipped")
+            return None
         return made
 
     def count(self, key: tuple[str, Target], what: str, text: str = "") -> None:

@@ -21,6 +21,7 @@ from toutates.engine.servable import Buffer, Content, Port, Way
 from toutates.infer.answers import RequestContext, SequenceContext
 from toutates.infer.plan import Plan
 from toutates.infer.traffic.copies import CopiedContext, Copies
+from toutates.models.table import ServedVersion
 from toutates.models.traffic.rules import BY_ID, Route, Target, cuts_of, spread
 from toutates.protocol.strings import StringRows
 from toutates.system.errors import InvalidRequest, RequestError
@@ -120,7 +121,7 @@ def divided(
     plan: Plan,
     arms: Sequence[Arm],
     cuts: Sequence[int],
-    copying: Callable[[Plan], Port] | None,
+    copying: Callable[[ServedVersion], Port] | None,
 ) -> Plan:
     """A plan like ``plan``, whose requests are divided.
 
@@ -130,7 +131,7 @@ def divided(
         plan: of the first version that answers.
         arms: all versions that requests may get.
         cuts: see ``cuts_of``.
-        copying: the port of requests that are copied, for a version's plan; None where none are.
+        copying: the port to a version for requests that are copied; None where none are.
     """
     made = copy(plan)
     made.layouts = {}
@@ -163,7 +164,7 @@ class _DividedPort:
         made: Plan,
         arms: Sequence[Arm],
         cuts: Sequence[int],
-        copying: Callable[[Plan], Port] | None,
+        copying: Callable[[ServedVersion], Port] | None,
     ) -> None:
         self.counters = made.port.counters
         self._divider = divider
@@ -251,7 +252,7 @@ class _DividedPort:
         kept = copies.take(self._name, shadow, plan, sent)
         if kept is None:
             return plan.port, context
-        return copying(plan), CopiedContext.of(context, kept)
+        return copying(plan.version), CopiedContext.of(context, kept)
 
 
 def _bytes_of(array: Piece) -> Buffer:

@@ -202,10 +202,10 @@ _CUDA_REGION: Final = Body(
     required=True,
 )
 
-#: By the name of the endpoint.
 #: Anything by name.
 _NAMED: Final = {"type": "object", "additionalProperties": {}}
 
+#: By the name of the endpoint.
 OPERATIONS: Final[Mapping[str, Operation]] = {
     "infer": Operation(
         "Run a model",
