@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.models import heavy_model
 from tests.triton_repository import add_model, negative, write_config
 from toutates.backends.onnx.loader import OnnxKind
-from toutates.backends.onnx.session import SessionOptions
+from toutates.backends.onnx.opening import SessionOptions
 from toutates.command.check import check_repository
 from toutates.models.config.configuration import load_configuration
 from toutates.models.config.settings import ModelSettings, SessionSettings

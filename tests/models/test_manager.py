@@ -22,7 +22,8 @@ from toutates.backends import warming as warming_module
 from toutates.backends.onnx import loader as loader_module
 from toutates.backends.onnx import preparing as preparing_module
 from toutates.backends.onnx.loader import OnnxKind
-from toutates.backends.onnx.session import ModelSession, SessionOptions, load_session
+from toutates.backends.onnx.opening import SessionOptions, load_session
+from toutates.backends.onnx.session import ModelSession
 from toutates.engine.batched import BatchedServable
 from toutates.engine.lane import PackedLane
 from toutates.engine.servable import Consumer, Host
@@ -187,6 +188,30 @@ def test_an_error_nobody_thought_of_fails_one_version_and_is_logged_whole(
     assert "Traceback" in caplog.text
 
 
+def test_what_a_load_has_made_in_vain_is_freed_without_the_collector(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Made:
+        pass
+
+    made: list[weakref.ref[Made]] = []
+
+    def refuse(model_path: Path, options: SessionOptions, **more: object) -> None:
+        own = Made()
+        made.append(weakref.ref(own))
+        raise ModelLoadError("not today")
+
+    monkeypatch.setattr(loader_module, "load_session", refuse)
+    put(tmp_path, "m")
+    gc.collect()
+    gc.disable()
+    try:
+        load(tmp_path)
+        assert [one() for one in made] == [None]
+    finally:
+        gc.enable()
+
+
 def test_loaded_models_run_until_stop_ends_every_executor(tmp_path: Path) -> None:
     put(tmp_path, "m", config=CONFIG.format(3))
     results: list[Any] = []
@@ -211,6 +236,28 @@ def test_loaded_models_run_until_stop_ends_every_executor(tmp_path: Path) -> Non
 
     trio.run(main)
     assert results[0].outputs.data[0] == np.full(4, 2, np.float32).tobytes()
+
+
+@pytest.mark.parametrize("delay", ["", "max_queue_delay_us: 100\n"])
+def test_models_whose_executors_share_threads_need_no_tasks_while_they_are_served(tmp_path: Path, delay: str) -> None:
+    config = CONFIG.format(2) + delay
+    put(tmp_path / "one", "m", config=config)
+    for number in range(5):
+        put(tmp_path / "five", f"m{number}", config=config)
+
+    async def tasks(root: Path, served: int) -> int:
+        async with trio.open_nursery() as nursery:
+            options = LoadOptions([OnnxKind(SessionOptions(), Placement())], Placement(), executor_threads=1)
+            manager = ModelManager(options, nursery)
+            await manager.load_all(scan(root), lambda *told: None)
+            await trio.testing.wait_all_tasks_blocked()
+            count = trio.lowlevel.current_statistics().tasks_living
+            assert len(manager.table.served()) == served
+            assert all(version.servable.ready for version in manager.table.served())
+            manager.stop()
+        return count
+
+    assert trio.run(tasks, tmp_path / "five", 5) == trio.run(tasks, tmp_path / "one", 1)
 
 
 def test_a_worker_that_ended_in_the_middle_of_its_round_does_not_keep_stop_from_ending(tmp_path: Path) -> None:
@@ -841,6 +888,31 @@ def test_a_version_whose_executors_have_died_is_unavailable_until_they_are_repla
                 manager.stop()
 
     trio.run(main)
+
+
+def test_a_model_is_unloaded_where_there_is_no_thread_to_give_its_memory_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(tmp_path, "m")
+
+    async def refuse(*given: Any, **more: Any) -> Any:
+        raise RuntimeError("can't start new thread")
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            manager = manager_in(nursery)
+            await manager.load_all(scan(tmp_path), lambda done, total, name: None)
+            with monkeypatch.context() as patched:
+                patched.setattr(trio.to_thread, "run_sync", refuse)
+                await unload_model(manager)
+                await gone(manager)
+            assert not manager.table.served()
+            await load_model(manager, scan_model(tmp_path / "m"))
+            assert [version.model for version in manager.table.served()] == ["m"]
+            manager.stop()
+
+    trio.run(main)
+    assert "memory of models that have left is given back later: can't start new thread" in caplog.text
 
 
 def test_versions_for_which_there_is_no_thread_fail_with_the_reason(

@@ -132,3 +132,16 @@ def test_without_a_bound_nothing_is_remembered_of_uses() -> None:
     residency.add(Resident("a", 1, 0.0, lambda: 0.0, lambda: False))
     assert residency.lacking(10**15) == 0
     assert residency.choose(1) == []
+
+
+def test_how_long_a_new_model_stays_does_not_depend_on_the_time_of_day() -> None:
+    now_s = 0.0
+    residency = Residency(1, 10.0, lambda: now_s)
+    set_back_later = 2_000_000_000.0
+    residency.add(Resident("a", 1, set_back_later, lambda: 0.0, lambda: False))
+    assert residency.choose(1) == []
+    now_s = 9.0
+    residency.add(Resident("a", 1, set_back_later, lambda: 0.0, lambda: False))  # it changed, and has not left
+    assert residency.choose(1) == []
+    now_s = 10.0
+    assert residency.choose(1) == ["a"]

@@ -285,3 +285,21 @@ def test_a_model_that_is_loaded_on_demand_is_told_from_one_that_is_not_there() -
         LOADABLE.find("unloaded", "")
     with pytest.raises(UnknownModel, match="'nobody' is not found"):
         LOADABLE.find("nobody", "")
+
+
+def test_what_model_config_answers_is_made_when_it_is_asked_for_once() -> None:
+    made: list[ModelConfig] = []
+
+    def make() -> ModelConfig:
+        made.append(ModelConfig(name="m", max_batch_size=4))
+        return made[-1]
+
+    given = ModelConfig(metric_tags={"team": "a"})
+    given.model_transaction_policy.decoupled = True
+    version = ServedVersion("m", 1, make, cast(Any, None), given=given)
+    assert (version.decoupled, dict(version.stated.metric_tags), made) == (True, {"team": "a"}, [])
+    assert version.config is version.config
+    assert len(made) == 1
+    plain = ServedVersion("m", 1, make, cast(Any, None))
+    assert (plain.decoupled, dict(plain.stated.metric_tags)) == (False, {})
+    assert len(made) == 1

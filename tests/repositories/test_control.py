@@ -13,7 +13,7 @@ import trio
 from tests.engine.support import DOUBLE
 from tests.repositories.support import S3Service, cached_files, repository, want_all_room
 from toutates.backends.onnx.loader import OnnxKind
-from toutates.backends.onnx.session import SessionOptions
+from toutates.backends.onnx.opening import SessionOptions
 from toutates.models.manager import LoadOptions, ModelManager
 from toutates.models.repository import ModelFolder
 from toutates.repositories.cache.model_cache import ModelCache

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 from toutates.engine.cache.store import ResponseCache
@@ -112,13 +111,9 @@ def load_version(
         if configuration.settings.preserve_ordering:
             served = with_order(served, configuration.settings)
         turns = turns_of(served.servable, configuration.settings, arbiter) if arbiter is not None else None
-        return replace(
-            served,
-            turns=turns,
-            memory_bytes=version_size(version, served.servable, served.sessions) if measured else 0,
-            pinned=configuration.settings.pin,
-            load_ns=time.monotonic_ns() - began_ns,
-        )
+        size = version_size(version, served.servable, served.sessions) if measured else 0
+        served.note_load(turns, size, time.monotonic_ns() - began_ns, pinned=configuration.settings.pin)
+        return served
 
 
 #: By the identity of a version's record, which is the same one as long as the files are: it is held here.

@@ -246,7 +246,7 @@ def _own_name(root: Path) -> str:
 
 def _model_names(root: Path, asked_by: str) -> list[str]:
     try:
-        return sorted(name for name in os.listdir(root) if not name.startswith("..") and _is_directory(root / name))
+        return sorted(name for name in os.listdir(root) if not name.startswith("..") and _is_directory(root, name))
     except FileNotFoundError as exc:
         near = near_directory(root)
         remedy = f"did you mean '{near}'?" if near else "create it, or correct the path"
@@ -277,7 +277,7 @@ def scan_model(path: Path, override: TritonConfiguration | None = None) -> Model
         names = os.listdir(path)
     except OSError as exc:
         return ModelFolder(_shown(name), path, problem=f"cannot read '{path}': {exc.strerror}")
-    entries = sorted(entry for entry in names if not entry.startswith(".") and _is_directory(path / entry))
+    entries = sorted(entry for entry in names if not entry.startswith(".") and _is_directory(path, entry))
     numbers = sorted(int(entry) for entry in entries if is_version(entry))
     is_meant = bool(numbers or override) or os.path.lexists(path / PBTXT_NAME)
     if _shown(name) != name:
@@ -296,7 +296,7 @@ def scan_model(path: Path, override: TritonConfiguration | None = None) -> Model
     warnings += loose_configurations(path, names, numbers)
     problem = "" if numbers else f"no version directory in '{path}', such as '{path / '1'}'"
     try:
-        triton = override or read_triton_configuration(path)
+        triton = override or (read_triton_configuration(path) if PBTXT_NAME in names else None)
     except ConfigurationError as error:
         return ModelFolder(path.name, path, warnings=tuple(warnings), problem=str(error))
     if triton is not None:
@@ -417,9 +417,11 @@ def version_folder(
     number = 1 if is_lone else int(path.name)
     filename = filename or MODEL_FILENAME
     model_path = path / filename
-    if os.path.isdir(model_path):  # which takes what cannot be looked at for no directory
+    problem, is_directory = _looked_at(model_path, filename)
+    if is_directory:
         model_path /= MODEL_FILENAME
-    return VersionFolder(number, path, model_path, _graph_problem(model_path, filename), triton, is_lone=is_lone)
+        problem = _graph_problem(model_path, filename)
+    return VersionFolder(number, path, model_path, problem, triton, is_lone=is_lone)
 
 
 def _graph_problem(path: Path, filename: str = "") -> str:
@@ -429,14 +431,19 @@ def _graph_problem(path: Path, filename: str = "") -> str:
         path: of the file.
         filename: what the configuration calls it; "" where its directory says nothing of what was meant.
     """
+    return _looked_at(path, filename)[0]
+
+
+def _looked_at(path: Path, filename: str) -> tuple[str, bool]:
+    """What ``_graph_problem`` returns, and whether there is a directory instead; as far as that can be found out."""
     try:
-        regular = stat.S_ISREG(path.stat().st_mode)
+        mode = os.stat(path).st_mode
     except PermissionError as exc:
-        return f"cannot read '{path}': {exc.strerror}; make it readable for the server's user"
+        return f"cannot read '{path}': {exc.strerror}; make it readable for the server's user", False
     except OSError as exc:
         instead = found_instead(_names_in(path.parent), filename) if filename else ""
-        return f"unable to find '{path}': {exc.strerror}{instead}"
-    return "" if regular else f"'{path}' is not a regular file"
+        return f"unable to find '{path}': {exc.strerror}{instead}", False
+    return "" if stat.S_ISREG(mode) else f"'{path}' is not a regular file", stat.S_ISDIR(mode)
 
 
 def found_instead(names: Collection[str], filename: str = MODEL_FILENAME) -> str:
@@ -462,9 +469,9 @@ def _names_in(path: Path) -> list[str]:
         return []
 
 
-def _is_directory(path: Path) -> bool:
+def _is_directory(directory: Path, name: str) -> bool:
     """Also what a failing disk does not tell: such an entry is shown with its problem, not taken for absent."""
     try:
-        return stat.S_ISDIR(path.stat().st_mode)
+        return stat.S_ISDIR(os.stat(os.path.join(directory, name)).st_mode)
     except OSError as exc:
         return exc.errno not in _NOTHING_THERE

@@ -28,8 +28,8 @@ class Resident:
     Attributes:
         name: its name.
         size: bytes that it takes.
-        loaded_s: when it was loaded, by the clock of ``Residency``.
-        last_used_s: returns when a request was last answered, by the same clock; 0 for never.
+        loaded_s: when it was loaded, Unix time.
+        last_used_s: returns when a request was last answered, Unix time; 0 for never.
         is_busy: returns whether requests are under way.
         pinned: whether it never leaves.
         needs: names of the models that it is made of.
@@ -44,6 +44,8 @@ class Resident:
     needs: frozenset[str] = frozenset()
     #: of this model in the heap; another object for one that was loaded again
     _mark: int = field(default=0)
+    #: when it came into memory, by the clock of ``Residency``
+    _since_s: float = field(default=0.0)
 
 
 class Residency:
@@ -52,7 +54,7 @@ class Residency:
     Args:
         budget: bytes that they may take; None for no bound.
         min_stay_s: for so long a model stays after it was loaded.
-        clock: seconds.
+        clock: monotonic seconds: a model must not stay for longer because somebody sets the time back.
 
     Attributes:
         used: bytes that models in memory take.
@@ -90,7 +92,8 @@ class Residency:
 
     def add(self, resident: Resident) -> None:
         """A model is in memory from now on, in place of what was known by its name."""
-        self.drop(resident.name)
+        known = self.drop(resident.name)
+        resident._since_s = self._clock() if known is None else known._since_s
         self._residents[resident.name] = resident
         self.used += resident.size
         for name in resident.needs:
@@ -132,7 +135,7 @@ class Residency:
             used_s = max(resident.loaded_s, resident.last_used_s())
             if used_s > known_s:
                 heapq.heappush(self._heap, (used_s, mark, name))
-            elif now - resident.loaded_s < self._min_stay_s or resident.is_busy():
+            elif now - resident._since_s < self._min_stay_s or resident.is_busy():
                 stay.append(entry)
             else:
                 chosen.append(name)

@@ -11,14 +11,15 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeVar
 
 import trio
 
+from toutates.engine.batched import BatchedServable
 from toutates.engine.cache.store import ResponseCache
 from toutates.engine.pool import ExecutorPool
 from toutates.engine.servable import Host
@@ -29,6 +30,7 @@ from toutates.models.load_counters import LoadCounters
 from toutates.models.repository import VersionFolder
 from toutates.models.table import ModelState, ServedVersion, VersionEntry
 from toutates.system.errors import ToutatesError
+from toutates.system.interpreter import gil_enabled
 from toutates.system.placement import Placement, Turns
 from toutates.system.shared_threads import SharedThreads, name_this_thread
 
@@ -223,16 +225,10 @@ class RunningVersions:
             others_come: whether they leave for others, so that small ones' memory is given back a little later, with
                 that of all that leave by then.
         """
-        with trio.CancelScope() as waiting:
-            self._waiting.add(waiting)
-            if self.stopped.is_set():
-                waiting.cancel()
-            try:
-                await settle()
-                for version in versions:
-                    await _nobody_holds(version)
-            finally:
-                self._waiting.discard(waiting)
+        with self._until_stopped():
+            await settle()
+            for version in versions:
+                await _nobody_holds(version)
         for version in versions:
             self._left_bytes += version.memory_bytes
             version.servable.close(workers_ended=self.stopped.is_set())
@@ -243,21 +239,49 @@ class RunningVersions:
             await self._free(versions.pop())  # which is the last to hold it
         on_ended()
         if not others_come or self._left_bytes > MOST_SWEPT_LATER:
-            await trio.to_thread.run_sync(self._sweep)
+            await self._sweep(settle)
         elif not self._will_sweep:
             self._will_sweep = True
-            self._nursery.start_soon(self._sweep_later)
+            self._nursery.start_soon(self._sweep_later, settle)
 
-    async def _sweep_later(self) -> None:
+    @contextmanager
+    def _until_stopped(self) -> Iterator[None]:
+        """A block that ends when the server stops, or has stopped: no worker is left then."""
+        with trio.CancelScope() as waiting:
+            self._waiting.add(waiting)
+            if self.stopped.is_set():
+                waiting.cancel()
+            try:
+                yield
+            finally:
+                self._waiting.discard(waiting)
+
+    async def _sweep_later(self, settle: Callable[[], Awaitable[None]]) -> None:
         with trio.move_on_after(SWEEP_S):
             await self.stopped.wait()
             return
         self._will_sweep = False
-        await trio.to_thread.run_sync(self._sweep)
+        await self._sweep(settle)
 
-    def _sweep(self) -> None:
-        """Have what has left memory give it back to the system. Blocks for a moment."""
-        self._left_bytes = 0
+    async def _sweep(self, settle: Callable[[], Awaitable[None]]) -> None:
+        """Have what has left memory give it back to the system; without a thread for that, with those that leave next.
+
+        Whoever waits for it has a model's turn, and no failure of it may end the server.
+        """
+        if not gil_enabled():
+            # Lanes, and buffers of batches, belong to the worker that made them (``system.own_thread``), and one that
+            # nobody asks does not run. They go before what they refer to, which is of the other threads.
+            with self._until_stopped():
+                await settle()
+        left_bytes, self._left_bytes = self._left_bytes, 0
+        try:
+            await trio.to_thread.run_sync(self._give_back)
+        except (RuntimeError, MemoryError) as error:
+            self._left_bytes += left_bytes
+            logger.warning("memory of models that have left is given back later: %s", error)
+
+    def _give_back(self) -> None:
+        """Blocks for a moment."""
         self._loaders.tidy()
         if self._pool is not None:
             self._pool.tidy()
@@ -364,7 +388,7 @@ class RunningVersions:
         options = self._options
         began_ns = time.monotonic_ns()
         try:
-            result: ServedVersion | Exception = load_version(
+            served = load_version(
                 options.kinds,
                 model,
                 version,
@@ -375,8 +399,10 @@ class RunningVersions:
                 measured=options.measured,
             )
         except Exception as error:
-            result = error
-        return Outcome(result, time.monotonic_ns() - began_ns)
+            # In no variable: an error holds the frames that it came through, this one with them. What they have made,
+            # such as memory shared with processes, would then wait for the garbage collector.
+            return Outcome(error, time.monotonic_ns() - began_ns)
+        return Outcome(served, time.monotonic_ns() - began_ns)
 
     # --- in the manager's --------------------------------------------------------------------------------------------
 
@@ -398,7 +424,7 @@ class RunningVersions:
         if self._pool is not None and self._watching is None:
             self._watching = trio.CancelScope()
             self._nursery.start_soon(self._watch_pool, self._pool)
-        self._nursery.start_soon(self._keep_running, served)
+        self._start(served)
         return VersionEntry(version.number, ModelState.READY, served=served, identity=identity_of(version, overridden))
 
     def _refused(self, model: str, version: VersionFolder, error: Exception) -> VersionEntry:
@@ -415,6 +441,13 @@ class RunningVersions:
             fields = {"model": model, "version": version.number, "reason": line}
             logger.error("model '%s' version %d cannot be served: %s", *fields.values(), extra=fields)
         return VersionEntry(version.number, ModelState.UNAVAILABLE, f"Internal: {reason}")
+
+    def _start(self, served: ServedVersion) -> None:
+        """Have a version answer; most need no task for it until they end."""
+        keep_running = partial(self._nursery.start_soon, self._keep_running, served)
+        servable = served.servable
+        if not isinstance(servable, BatchedServable) or not servable.start(self._host, keep_running):
+            keep_running()
 
     async def _keep_running(self, served: ServedVersion) -> None:
         """A version's own threads, until it is closed."""

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from types import MappingProxyType
 from typing import Final, Protocol
 
@@ -40,6 +41,7 @@ __all__ = [
 
 #: Triton's reason for versions that were unloaded, which do not count against readiness.
 UNLOADED: Final = "unloaded"
+_NOTHING_STATED: Final = ModelConfig()
 #: Models that one sentence names.
 _MAX_NAMES: Final = 5
 #: Changes that a table remembers: more than there are between two looks of a worker at it.
@@ -119,24 +121,26 @@ class ServedVersion:
     Attributes:
         model: name of the model.
         number: of the version.
-        config: what ModelConfig answers.
+        description: what ModelConfig answers, or what makes it.
         servable: where its requests go.
         load_ns: how long loading it took.
         labels: of classes, by the index of the output.
         advice: what would make it use cores that have nothing to do; "" for nothing.
         dependent: what connects it with the versions of other models that it is made of; None for a model by itself.
         calls: by which other models use it.
+        stated: of what ModelConfig answers, what others than this server have said, where nothing had to be made of it.
         takes_parameters: whether it reads what requests say beside their tensors, now; None for never.
         turns: how its executors come to their turns among those of all models; None where they have none.
         has_code: whether something runs its code now. While nothing does, it is not ready, and requests wait or fail.
         memory_bytes: that it takes (``memory_size``).
         pinned: whether it stays in memory, where models leave it for others.
         sessions: that have its weights, each by itself.
+        given: what the model's config.pbtxt says, where ``description`` makes the answer of it; None for no such file.
     """
 
     model: str
     number: int
-    config: ModelConfig
+    description: ModelConfig | Callable[[], ModelConfig]
     servable: Servable
     load_ns: int = 0
     labels: Mapping[int, Labels] = field(default_factory=dict)
@@ -148,12 +152,38 @@ class ServedVersion:
     memory_bytes: int = 0
     pinned: bool = False
     sessions: int = 1
+    given: ModelConfig | None = None
     calls: Calls = field(init=False)
+    stated: ModelConfig = field(init=False)
     _decoupled: bool = field(init=False)
+    _config: ModelConfig | None = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_decoupled", self.config.model_transaction_policy.decoupled)
-        object.__setattr__(self, "calls", Calls(self.model, self.number, self.servable))
+        config = self.description if isinstance(self.description, ModelConfig) else None
+        stated = config or self.given or _NOTHING_STATED
+        set_once = partial(object.__setattr__, self)
+        set_once("_config", config)
+        set_once("stated", stated)
+        set_once("_decoupled", stated.model_transaction_policy.decoupled)
+        set_once("calls", Calls(self.model, self.number, self.servable))
+
+    @property
+    def config(self) -> ModelConfig:
+        """What ModelConfig answers. It is made when somebody asks for it."""
+        config = self._config
+        if config is None:
+            assert not isinstance(self.description, ModelConfig)
+            config = self.description()
+            object.__setattr__(self, "_config", config)  # of two threads that make it one does so in vain
+        return config
+
+    def note_load(self, turns: TurnsMember | None, memory_bytes: int, load_ns: int, *, pinned: bool) -> None:
+        """Say what is known at the end of its load; called by its loader, once, while nobody else has it."""
+        set_once = partial(object.__setattr__, self)
+        set_once("turns", turns)
+        set_once("memory_bytes", memory_bytes)
+        set_once("load_ns", load_ns)
+        set_once("pinned", pinned)
 
     @property
     def signature(self) -> Signature:

@@ -37,7 +37,7 @@ def work_directory(repository: Path, source: Path, what: str) -> Iterator[Path]:
     made: Path | None = None
     try:
         if not repository.is_dir():
-            repository.mkdir()
+            repository.mkdir(exist_ok=True)  # another import may just have made it
             made = repository
         _clear_leftovers(repository)
         work = Path(tempfile.mkdtemp(prefix=_WORK, dir=repository))
@@ -59,5 +59,6 @@ def work_directory(repository: Path, source: Path, what: str) -> Iterator[Path]:
 def _clear_leftovers(repository: Path) -> None:
     """Remove what imports have left that were killed."""
     for left in repository.glob(f"{_WORK}*"):
-        if time.time() - left.stat().st_mtime > _LEFTOVER_S:
-            shutil.rmtree(left, ignore_errors=True)
+        with suppress(FileNotFoundError):  # of an import that has just ended
+            if time.time() - left.stat().st_mtime > _LEFTOVER_S:
+                shutil.rmtree(left, ignore_errors=True)

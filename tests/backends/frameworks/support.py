@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from toutates.backends.onnx.session import SessionOptions
+from toutates.backends.onnx.opening import SessionOptions
 from toutates.backends.plugins.kind import PluginKind
 from toutates.models.config.configuration import load_configuration
 from toutates.models.inspection import InspectedVersion

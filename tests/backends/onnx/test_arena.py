@@ -11,7 +11,8 @@ from onnx import helper
 from tests.engine.support import model, tensor
 from toutates.backends.onnx import session as session_module
 from toutates.backends.onnx.executor_sessions import executor_session_options
-from toutates.backends.onnx.session import ModelSession, SessionOptions, load_session
+from toutates.backends.onnx.opening import SessionOptions, load_session
+from toutates.backends.onnx.session import ModelSession
 from toutates.backends.onnx.signature_reader import read_signature
 from toutates.engine.padded.lanes import Entry, PaddedBatch, PaddedLane, PaddedLanes
 from toutates.engine.padded.padding import PaddedInput, Padding

@@ -67,8 +67,11 @@ def test_the_batches_of_a_supertensor_are_pinned_when_it_is_told_to() -> None:
     assert runtime.pinned == {batch.arrays[0].ctypes.data: 8 * 4 * 4}
 
 
-def test_a_process_without_cuda_has_no_runtime() -> None:
-    assert find_cuda_runtime() is None
+def test_a_process_without_cuda_has_no_runtime(tmp_path: Path) -> None:
+    # Not this process: other packages, such as PyTorch, bring CUDA's runtime into it on machines without a GPU as well.
+    maps = tmp_path / "maps"
+    maps.write_text("7f00-7f01 r-xp 00000000 08:01 1 /usr/lib/libc.so.6\n7f02-7f03 rw-p 00000000 00:00 0\n")
+    assert find_cuda_runtime(maps) is None
 
 
 def test_the_runtime_is_found_among_the_libraries_of_the_process(tmp_path: Path) -> None:

@@ -17,8 +17,10 @@ import pytest
 
 from tests.engine.support import DOUBLE, DOUBLE_LENGTHS, Rig, gather, wait_until
 from tests.threads import threads_by_id
+from toutates.backends.onnx import opening
 from toutates.backends.onnx import session as session_module
-from toutates.backends.onnx.session import ModelSession, SessionOptions, load_session, provider_problem
+from toutates.backends.onnx.opening import SessionOptions, load_session, provider_problem
+from toutates.backends.onnx.session import ModelSession
 from toutates.backends.onnx.shared_arena import TINY_MODEL
 from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.signature import Signature, TensorSpec
@@ -149,7 +151,7 @@ def test_the_libraries_of_cuda_are_looked_for_once_and_only_for_a_device(
         print("Failed to load libcudart.so")
 
     monkeypatch.setattr(onnxruntime, "preload_dlls", preload, raising=False)
-    session_module._load_cuda.cache_clear()
+    opening._load_cuda.cache_clear()
     try:
         provider_problem([CPU])
         assert calls == []
@@ -159,7 +161,7 @@ def test_the_libraries_of_cuda_are_looked_for_once_and_only_for_a_device(
         assert calls == ["cuda"]
         assert capsys.readouterr().out == ""
     finally:
-        session_module._load_cuda.cache_clear()
+        opening._load_cuda.cache_clear()
 
 
 def test_the_cpu_has_no_problem_with_the_tiny_model_that_providers_are_tried_with() -> None:

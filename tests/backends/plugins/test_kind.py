@@ -20,7 +20,7 @@ from tests.backends.plugins.packages import (
     write_model,
 )
 from tests.waiting import wait_until
-from toutates.backends.onnx.session import SessionOptions
+from toutates.backends.onnx.opening import SessionOptions
 from toutates.backends.plugins.catalogue import SHIPPED, Catalogue, Shipped
 from toutates.backends.plugins.kind import PluginKind
 from toutates.command.main import main

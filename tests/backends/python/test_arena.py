@@ -64,3 +64,17 @@ def test_the_file_is_closed_with_the_last_reference() -> None:
     gc.collect()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
+
+
+def test_the_file_is_closed_by_hand_and_arrays_keep_their_memory() -> None:
+    arena = Arena(PAGE)
+    array: Any = arena.allocate((PAGE,), BYTES)
+    descriptor = arena.descriptor
+    arena.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+    array[:] = 7
+    assert array.sum() == 7 * PAGE
+    others = os.open("/dev/null", os.O_RDONLY)
+    arena.close()  # closes nobody else's
+    os.close(others)

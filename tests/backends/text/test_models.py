@@ -28,7 +28,7 @@ from tests.text_models import (
 )
 from tests.waiting import wait_until
 from toutates.backends.onnx.inspection import ALL_DEVICES
-from toutates.backends.onnx.session import SessionOptions
+from toutates.backends.onnx.opening import SessionOptions
 from toutates.backends.text.interface import DEFAULT_OPTIONS, Scores, SparseVector, Task, TextOptions, VectorForm
 from toutates.backends.text.kind import TextKind
 from toutates.backends.text.reading import Reader

@@ -9,7 +9,7 @@ import pytest
 
 from tests.immutable import mutable_parts
 from toutates.backends.onnx.executor_sessions import executor_session_options
-from toutates.backends.onnx.session import SessionOptions
+from toutates.backends.onnx.opening import SessionOptions
 from toutates.models.config.pbtxt import parse_pbtxt
 from toutates.models.config.settings import (
     ModelSettings,

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.torchserve_archives import HANDLER, contents, mar, tgz
 from toutates.models.config.pbtxt import read_pbtxt
 from toutates.models.repository import scan
 from toutates.protocol.model_config_pb2 import ModelConfig, ModelInstanceGroup
+from toutates.repositories.making import work_directory
 from toutates.repositories.torchserve import importing
 from toutates.repositories.torchserve.imported import default_of, number_of, urls_of, versions_of
 from toutates.repositories.torchserve.importing import AlreadyThere, Wanted, import_archive
@@ -114,6 +116,20 @@ def test_what_a_killed_import_has_left_is_removed_by_a_later_one(tmp_path: Path)
     os.utime(old, (0, 0))
     import_archive(mar(tmp_path / "a.mar"), tmp_path / "models")
     assert sorted(path.name for path in (tmp_path / "models").iterdir()) == [".import-new", "lengths"]
+
+
+def test_imports_at_the_same_time_do_not_meet(tmp_path: Path) -> None:
+    # One lists what has been left while another removes where it has worked.
+    def work(number: int) -> None:
+        for _ in range(50):
+            with work_directory(tmp_path / "models", tmp_path / f"{number}.mar", "the archive") as made:
+                (made / "model").mkdir()
+
+    (tmp_path / "models").mkdir()
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(work, number) for number in range(4)]:
+            done.result()
+    assert list((tmp_path / "models").iterdir()) == []
 
 
 def test_a_model_of_another_kind_is_left_alone(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ class EnsembleKind:
         return ServedVersion(
             model=model,
             number=configuration.folder.number,
-            config=config,
+            description=config,
             servable=servable,
             labels=labels,
             dependent=servable,

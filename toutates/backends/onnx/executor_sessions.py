@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from toutates.backends.onnx.opening import SessionOptions
 from toutates.backends.onnx.provider_names import CPU, ON_CPU, PROVIDERS, Provider
-from toutates.backends.onnx.session import SessionOptions
 from toutates.models.config.settings import ACCELERATORS, ModelSettings
 from toutates.system.errors import ConfigurationError
 

@@ -8,9 +8,10 @@ from typing import Final
 
 from onnxruntime import InferenceSession
 
+from toutates.backends.onnx.opening import SessionOptions, load_session
 from toutates.backends.onnx.preparing import CheckedGraph, check_graph, explained, prepare
 from toutates.backends.onnx.provider_names import CPU, CUDA, ON_CPU, TENSORRT, Provider
-from toutates.backends.onnx.session import ModelSession, SessionOptions, load_session
+from toutates.backends.onnx.session import ModelSession
 from toutates.backends.sequences import sequences_of
 from toutates.backends.warming import Runner, time_row, warm_up
 from toutates.engine.ragged.backend import RaggedBackend

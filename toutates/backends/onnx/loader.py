@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from toutates.backends.batches import batches_of
 from toutates.backends.onnx.inspection import inspect_graph
+from toutates.backends.onnx.opening import SessionOptions, load_session
 from toutates.backends.onnx.pinned import PinnedMemory, find_cuda_runtime
 from toutates.backends.onnx.preparing import CheckedGraph, check_graph, explained, prepare
 from toutates.backends.onnx.provider_names import CPU, Provider
-from toutates.backends.onnx.session import ModelSession, SessionOptions, load_session
+from toutates.backends.onnx.session import ModelSession
 from toutates.backends.onnx.shared_arena import is_small
 from toutates.backends.sequences import instance_settings, sequence_servable, sequences_of
 from toutates.backends.warming import warm_up
@@ -31,7 +33,6 @@ from toutates.models.idle_cores import SLOW_RUN_NS, idle_cores_advice, usable_co
 from toutates.models.inspection import InspectedVersion
 from toutates.models.repository import VersionFolder
 from toutates.models.table import ServedVersion
-from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.system.errors import ConfigurationError
 from toutates.system.placement import Placement, Turns
 from toutates.system.remembered import Remembered
@@ -144,12 +145,22 @@ class OnnxKind:
             if advice:
                 logger.info("model '%s' version %d: %s", model, version.number, advice)
         providers = first.get_providers()
-        servable, config = self._describe(model, version.number, configuration, checked, tensors, backends, providers)
+        servable = self._servable(model, version.number, configuration, checked, tensors, backends)
+        triton = version.triton
         return ServedVersion(
             model=model,
             number=version.number,
-            config=config,
+            description=partial(
+                model_config,
+                model,
+                servable.signature,
+                settings,
+                gpu=providers[0] != CPU,
+                version_policy=triton.version_policy if triton is not None else None,
+                given=configuration.given,
+            ),
             servable=servable,
+            given=configuration.given,
             labels=labels,
             advice=advice,
             takes_parameters=None if tensors is None else lambda: True,
@@ -173,7 +184,7 @@ class OnnxKind:
             self._sharing.put(id(options), known)
         return known[-1]
 
-    def _describe(
+    def _servable(
         self,
         model: str,
         number: int,
@@ -181,11 +192,9 @@ class OnnxKind:
         checked: CheckedGraph,
         tensors: SequenceTensors | None,
         sessions: Sequence[ModelSession | RaggedBackend],
-        providers: Sequence[str],
-    ) -> tuple[Servable, ModelConfig]:
-        """What serves a version, and what ModelConfig answers for it."""
-        signature = checked.signature
-        settings, triton = configuration.settings, configuration.folder.triton
+    ) -> Servable:
+        """What serves a version."""
+        signature, settings = checked.signature, configuration.settings
         pinned = settings.allocator == "cuda_pinned"
         pin = _pinned_memory(configuration.source).pin if pinned else None
         pool_threads = (settings.session.intra_threads or self._sessions.intra_threads) - 1
@@ -211,21 +220,10 @@ class OnnxKind:
                 pooled=all([one.on_cpu for one in backends]),
             )
 
-        servable: Servable
         if tensors is None:
-            servable = batched(settings, sessions)
-        else:
-            own = instance_settings(settings)
-            servable = sequence_servable(model, number, tensors, settings, [batched(own, [one]) for one in sessions])
-        config = model_config(
-            model,
-            servable.signature,
-            settings,
-            gpu=providers[0] != CPU,
-            version_policy=triton.version_policy if triton is not None else None,
-            given=configuration.given,
-        )
-        return servable, config
+            return batched(settings, sessions)
+        own = instance_settings(settings)
+        return sequence_servable(model, number, tensors, settings, [batched(own, [one]) for one in sessions])
 
 
 def _device_of(backends: Sequence[ModelSession | RaggedBackend]) -> int | None:

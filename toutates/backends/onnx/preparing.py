@@ -19,8 +19,8 @@ from typing import Final
 import onnxruntime
 
 from toutates.backends.onnx.executor_sessions import executor_session_options, without_effect
+from toutates.backends.onnx.opening import SessionOptions
 from toutates.backends.onnx.provider_names import ON_DEVICES
-from toutates.backends.onnx.session import SessionOptions
 from toutates.backends.onnx.signature_reader import NodeArg, read_signature
 from toutates.engine.padded.padding import Padding
 from toutates.engine.ragged.ragged import Ragged

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
+from toutates.backends.onnx.opening import provider_problem
 from toutates.backends.onnx.provider_names import CUDA, PROVIDERS, Provider
-from toutates.backends.onnx.session import provider_problem
 from toutates.system.errors import ConfigurationError
 
 __all__ = ["choose_providers"]

@@ -507,7 +507,7 @@ def _serve(model: str, configuration: VersionConfiguration, loaded: LoadedVersio
     return ServedVersion(
         model=model,
         number=number,
-        config=config,
+        description=config,
         servable=servable,
         labels=loaded.labels,
         # Any request to a decoupled model may be asked what it says beside its tensors.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import sys
 import threading
 import weakref
 from collections import deque
@@ -29,7 +30,8 @@ _LARGE_BYTES: Final = 1024 * 1024
 class Arena:
     """Allocates arrays in memory that is shared with other processes. Any thread may use it.
 
-    An array's memory is free again when nobody refers to the array or a view of it any more.
+    An array's memory is free again when nobody refers to the array or a view of it any more. The memory itself is, when
+    the last array is gone; its file is closed by ``close``, whoever still holds the arena then.
 
     Args:
         size: bytes of all arrays at most.
@@ -41,7 +43,10 @@ class Arena:
         self.descriptor = os.memfd_create("toutates", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.descriptor, self.size)
         fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        self._memory = mmap.mmap(self.descriptor, self.size)
+        if sys.version_info >= (3, 13):
+            self._memory = mmap.mmap(self.descriptor, self.size, trackfd=False)
+        else:
+            self._memory = mmap.mmap(self.descriptor, self.size)  # which has a descriptor of its own
         self._start = _address(np.frombuffer(self._memory, np.uint8, 1))
         self._lock = threading.Lock()
         #: free ranges, start and end, by start
@@ -67,8 +72,18 @@ class Arena:
         """Where an array that was allocated here begins."""
         return _address(array) - self._start
 
+    def close(self) -> None:
+        """Close its file: no process can be given the memory from here on. Arrays that are left keep it.
+
+        By hand, because without the GIL an object goes only when the thread that made it next runs. Call it once nobody
+        starts processes any more; a second call does nothing.
+        """
+        with self._lock:
+            descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
     def __del__(self) -> None:
-        # Arrays that are left keep their memory.
         if self.descriptor >= 0:
             os.close(self.descriptor)
 

@@ -65,7 +65,7 @@ class Pending:
     known: Known | None = None
 
     def take(self, outcome: Outcome) -> None:
-        """The call is over."""
+        """Take the outcome of the call."""
         known = self.known
         assert known is not None
         try:
@@ -83,11 +83,11 @@ class Pending:
             known.served.calls.let_go()
 
     def fail(self, error: RequestError) -> None:
-        """It has failed."""
+        """Have the call fail after it was begun, or where it could not be."""
         self.refuse(_call_error(self.form.model, error))
 
     def refuse(self, error: CallError) -> None:
-        """It is not begun."""
+        """End the call with an error that its caller is told."""
         self.error = error
         self.is_done = True
         self.on_done(self)
@@ -135,7 +135,7 @@ class ManyPending(Pending):
     is_wanted: bool = True
 
     def take(self, outcome: Outcome) -> None:
-        """There is a response, or the last one, or the news alone that there are no more."""
+        """Take a response, or the news that no more will come; both may come as one."""
         known = self.known
         assert known is not None
         found: list[tuple[str, Tensor]] = []
@@ -154,7 +154,7 @@ class ManyPending(Pending):
                 known.served.calls.let_go()
 
     def fail(self, error: RequestError) -> None:
-        """It has failed before there was a response."""
+        """Have the call fail before there was a response."""
         self._put(Response((), _call_error(self.form.model, error), None, False))
 
     def _put(self, response: Response) -> None:

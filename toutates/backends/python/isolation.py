@@ -154,6 +154,11 @@ class Processes:
         """End what was started: the version is not served."""
         for process in self._started:
             process.kill()
+        self.free()
+
+    def free(self) -> None:
+        """No process is started any more: close the file of the memory."""
+        self._arena.close()
 
     def _start(self, name: str) -> ModelProcess:
         code = self._code
@@ -270,6 +275,9 @@ class Threads:
         """Nothing is to be ended."""
 
     def give_up(self) -> None:
+        """Likewise."""
+
+    def free(self) -> None:
         """Likewise."""
 
     def _enter(self, name: str) -> PrintedOutput:

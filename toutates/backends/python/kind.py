@@ -127,6 +127,7 @@ class PythonServable(BatchedServable):
         closing: read by the processes.
         metrics: that the model's code keeps.
         responses: of a decoupled model.
+        free: called when no executor is left; a second time where several servables are one version.
     """
 
     def __init__(
@@ -137,9 +138,11 @@ class PythonServable(BatchedServable):
         closing: Closing,
         metrics: VersionMetrics,
         responses: Responses,
+        free: Callable[[], None],
     ) -> None:
         super().__init__(version, supertensor, instances, responses=responses)
         self._closing = closing
+        self._free = free
         self._metrics = metrics
 
     def statistics(self) -> VersionStatistics:
@@ -151,6 +154,11 @@ class PythonServable(BatchedServable):
         if workers_ended:
             _begin_to_close(self._closing)
         super().close(workers_ended=workers_ended)
+
+    def free(self) -> None:
+        """See ``Servable``."""
+        super().free()
+        self._free()
 
 
 def _begin_to_close(closing: Closing) -> None:
@@ -260,7 +268,7 @@ class _Loading:
             for instance in some:
                 instance.ports = supertensor.ports
                 instance.responses = responses
-            return PythonServable(version.number, supertensor, some, closing, metrics, responses)
+            return PythonServable(version.number, supertensor, some, closing, metrics, responses, self.isolation.free)
 
         servable: Servable
         if tensors is None:
@@ -282,7 +290,7 @@ class _Loading:
         served = ServedVersion(
             model=model,
             number=version.number,
-            config=shown,
+            description=shown,
             servable=servable,
             labels=labels,
             takes_parameters=lambda: True,

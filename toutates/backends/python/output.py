@@ -71,7 +71,7 @@ class PrintedOutput:
             self._line(line)
 
     def end(self) -> None:
-        """Nothing more will be printed."""
+        """Take the last line, though it has no end: nothing more will be printed."""
         if self._rest:
             self._line(self._rest)
         self.ended.set()

@@ -209,14 +209,14 @@ class ProcessCalls:
                 yield self._outcome(number, call)
 
     def _note(self, pending: Pending) -> None:
-        """There is an outcome. In any thread."""
+        """Note that a call has its outcome. Called in any thread."""
         if threading.get_ident() == self._thread and not self._calls:
             return  # ``call`` sees it
         self._done.append(pending.number)
         os.eventfd_write(self.event, 1)
 
     def _note_part(self, pending: Pending) -> None:
-        """There is a response of a call that takes any number of them. In any thread."""
+        """Note one response of a call that takes any number of them. Called in any thread."""
         self._done.append(pending.number)
         os.eventfd_write(self.event, 1)
 

@@ -50,7 +50,7 @@ class TextCounters:
 
 
 class TextBackend:
-    """See the module, and ``engine.servable.Backend``.
+    """Reads the tokens of a batch's texts, or computes the texts, or both; see ``engine.servable.Backend``.
 
     Args:
         supertensor: whose queue is a ``TextQueue``.
@@ -177,6 +177,7 @@ class TextBackend:
             # This executor takes one batch itself.
             if supertensor.executors.idle and (queue.unread or len(rows) > queue.form.batch_rows):
                 supertensor.executors.dispatch(inline=False)
+        supertensor.executors.hand_over()
 
     # --- computing ---------------------------------------------------------------------------------------------------
 

@@ -12,8 +12,8 @@ from typing import Final
 
 from toutates.backends.interface import Source
 from toutates.backends.onnx.executor_sessions import executor_session_options
+from toutates.backends.onnx.opening import SessionOptions, load_session
 from toutates.backends.onnx.provider_names import ON_CPU
-from toutates.backends.onnx.session import SessionOptions, load_session
 from toutates.backends.text.computing import Computing
 from toutates.backends.text.encoder import Encoder, Graph, Table
 from toutates.backends.text.folder import TextFolder, read_folder
@@ -165,7 +165,7 @@ class TextKind:
         return ServedVersion(
             model=model,
             number=number,
-            config=model_config(
+            description=model_config(
                 model,
                 loaded.signature,
                 settings,
@@ -187,6 +187,12 @@ class TextKind:
     # --- reading a version -------------------------------------------------------------------------------------------
 
     def _open(self, model: str, configuration: VersionConfiguration, *, on_cpu: bool = False) -> _Loaded:
+        """Read a version, and try it with a text: what its files do not say of it, a run does.
+
+        Raises:
+            ConfigurationError: its configuration or its parameters cannot be used.
+            ModelLoadError: its files cannot.
+        """
         settings, version = configuration.settings, configuration.folder
         warnings = _check_settings(configuration)
         source = Source(
@@ -205,9 +211,6 @@ class TextKind:
         limit = source.integer("max_tokens", folder.max_tokens, 1, folder.max_tokens)
         default_tokens = _SPARSE_TOKENS if folder.form is VectorForm.SPARSE else _BATCH_TOKENS
         batch_tokens = source.integer("max_batch_tokens", default_tokens, 1, 2**24)
-        rows = settings.batch_size if encoder.pads else max(settings.batch_size, _TABLE_ROWS)
-        # A text of a table costs the same whatever it shares a batch with.
-        lengths = sorted({min(one, limit) for one in Buckets().up_to(limit)}) if encoder.pads else [limit]
         info = TextInfo(
             task=folder.task,
             form=folder.form,
@@ -235,36 +238,16 @@ class TextKind:
                 f"the graph returns {dimensions} scores, and config.json has {len(info.labels)} labels; copy the files "
                 "of one and the same model"
             )
-        signature = signature_of(
-            *_tensors(info), settings, source=configuration.source, declared=configuration.declared
-        )
-        if settings.response_cache:
-            raise ConfigurationError(
-                "does not go with text models: their APIs do not look there",
-                source=configuration.source,
-                key="response_cache",
-                remedy="remove it",
-            )
-        if not signature.batched:
-            raise ConfigurationError(
-                "text models take any number of texts at once",
-                source=configuration.source,
-                key="max_batch_size" if configuration.declared is not None else "batching",
-                remedy="remove it",
-            )
-        # Rows of requests with and without a pair share batches all the same, which is not so with a graph's inputs.
-        if info.task is Task.CLASSIFY and _PAIR not in settings.required_inputs:
-            inputs = [replace(tensor, optional=tensor.name == _PAIR) for tensor in signature.inputs]
-            signature = replace(signature, inputs=tuple(inputs))
         return _Loaded(
             folder,
             info,
-            signature,
+            _signature(info, configuration),
             tokenizer,
             reader,
             computing,
-            rows,
-            Buckets(lengths),
+            # A text of a table costs the same whatever it shares a batch with.
+            settings.batch_size if encoder.pads else max(settings.batch_size, _TABLE_ROWS),
+            Buckets(sorted({min(one, limit) for one in Buckets().up_to(limit)}) if encoder.pads else [limit]),
             tuple(warnings),
             run_ns,
         )
@@ -293,6 +276,35 @@ class TextKind:
             intra_op_cpus=self._intra_op_turns.take(options[0].intra_threads - 1),
         )
         return Graph(load_session(folder.graph, chosen), folder)
+
+
+def _signature(info: TextInfo, configuration: VersionConfiguration) -> Signature:
+    """The tensors of a text model.
+
+    Raises:
+        ConfigurationError: the configuration asks for what does not go with text models.
+    """
+    settings, source, declared = configuration.settings, configuration.source, configuration.declared
+    signature = signature_of(*_tensors(info), settings, source=source, declared=declared)
+    if settings.response_cache:
+        raise ConfigurationError(
+            "does not go with text models: their APIs do not look there",
+            source=source,
+            key="response_cache",
+            remedy="remove it",
+        )
+    if not signature.batched:
+        raise ConfigurationError(
+            "text models take any number of texts at once",
+            source=source,
+            key="max_batch_size" if declared is not None else "batching",
+            remedy="remove it",
+        )
+    # Rows of requests with and without a pair share batches all the same, which is not so with a graph's inputs.
+    if info.task is Task.CLASSIFY and _PAIR not in settings.required_inputs:
+        inputs = [replace(tensor, optional=tensor.name == _PAIR) for tensor in signature.inputs]
+        signature = replace(signature, inputs=tuple(inputs))
+    return signature
 
 
 _KEYS: Final = ("max_tokens", "max_batch_tokens", "truncate", "default_prompt", "pooling", "normalize")

@@ -17,7 +17,7 @@ from typing import Any, Final
 from toutates.backends.text.interface import MOST_CHARACTERS_HERE
 from toutates.backends.text.reading import Slice
 from toutates.backends.text.work import TextRequest
-from toutates.engine.lane import Batch, Lane
+from toutates.engine.lane import NEVER_DOUBTED, Batch, Lane
 from toutates.engine.lane_table import LaneTable
 from toutates.engine.padded.lanes import Form, Pool
 from toutates.engine.padded.queue import PaddedQueue
@@ -56,13 +56,15 @@ class ReadingLane(Lane):
         self.computes = computes
         self._is_quick = is_quick
 
-    def note_run(self, rows: int, duration_ns: int, moved_bytes: int = 0) -> None:
+    def note_run(self, rows: int, duration_ns: int, moved_bytes: int = 0, doubted_ns: int = NEVER_DOUBTED) -> bool:
         """See ``Lane``. Texts that take long for their size rarely come alone, so they count against all sizes."""
         if not self._is_quick:
-            return
-        super().note_run(rows, duration_ns, moved_bytes)
+            return True
+        if not super().note_run(rows, duration_ns, moved_bytes, doubted_ns):
+            return False
         if duration_ns > _SLOW_NS:
             self.run_ns[:] = [max(known_ns, _SLOW_NS) for known_ns in self.run_ns]
+        return True
 
 
 class ReadingBatch(Batch):
@@ -154,7 +156,7 @@ class UnreadPool(Pool):
 
 
 class TextQueue(PaddedQueue):
-    """See the module.
+    """The texts of one version that wait: those whose tokens are not read yet, and those that have them, by length.
 
     Args:
         signature: of the model.

@@ -79,16 +79,16 @@ def loose_configurations(model: Path, names: Collection[str], versions: Collecti
         versions: that are there.
     """
     found = []
-    newest = model / str(max(versions, default=1))
     for name in (CONFIG_NAME, _MISNAMED):
         if name in names:
+            newest = model / str(max(versions, default=1))
             holds = next((one for one in (newest / CONFIG_NAME, newest / _MISNAMED) if os.path.lexists(one)), None)
             remedy = f"remove it, because there is '{holds}'" if holds else f"move it to '{newest / CONFIG_NAME}'"
             found.append(
                 f"'{model / name}' is not read, because a {CONFIG_NAME} lies beside its version's files; {remedy}"
             )
     for number in versions:
-        if os.path.lexists(own := model / str(number) / PBTXT_NAME):
+        if os.path.lexists(own := os.path.join(model, str(number), PBTXT_NAME)):
             holds = model / PBTXT_NAME if PBTXT_NAME in names else None
             remedy = f"remove it, because there is '{holds}'" if holds else f"move it to '{model / PBTXT_NAME}'"
             found.append(

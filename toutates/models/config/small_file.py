@@ -6,10 +6,14 @@ import os
 import stat
 from io import FileIO
 from pathlib import Path
+from typing import Final
 
 from toutates.system.errors import ConfigurationError
 
 __all__ = ["read_small_file"]
+
+#: Bytes that are read at once of a file that is smaller, or does not say how large it is.
+_LEAST_PIECE: Final = 4_096
 
 
 def read_small_file(source: Path, most: int) -> bytes | None:
@@ -26,10 +30,11 @@ def read_small_file(source: Path, most: int) -> bytes | None:
     """
     try:
         # Asked for before opening: a FIFO would block the start of the server.
-        if not stat.S_ISREG(os.stat(source).st_mode):
+        status = os.stat(source)
+        if not stat.S_ISREG(status.st_mode):
             raise ConfigurationError("is not a regular file", source=source, remedy="put a text file there")
         with source.open("rb", buffering=0) as file:
-            data = _read(file, most + 1)
+            data = _read(file, max(status.st_size + 1, _LEAST_PIECE), most + 1)
     except FileNotFoundError as exc:
         if not source.is_symlink():
             return None
@@ -43,9 +48,15 @@ def read_small_file(source: Path, most: int) -> bytes | None:
     return data
 
 
-def _read(file: FileIO, most: int) -> bytes:
-    """So many bytes, or all that there are."""
-    data = file.read(most)
-    while len(data) < most and (more := file.read(most - len(data))):
+def _read(file: FileIO, piece: int, most: int) -> bytes:
+    """So many bytes, or all that there are.
+
+    Args:
+        file: to be read.
+        piece: bytes to be read at once. For ``most`` bytes the C library would get memory from the system each time.
+        most: bytes that are read.
+    """
+    data = file.read(min(piece, most))
+    while len(data) < most and (more := file.read(min(piece, most - len(data)))):
         data += more
     return data

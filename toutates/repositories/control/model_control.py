@@ -63,8 +63,8 @@ class Demand(Protocol):
     """What loads models on demand, as far as it has to know of other changes."""
 
     @property
-    def names(self) -> Sequence[str]:
-        """Names of the models in the repositories, in any order."""
+    def names(self) -> Collection[str]:
+        """Names of the models in the repositories, in any order; nobody changes what is returned."""
         ...
 
     @property
@@ -459,10 +459,10 @@ class ModelControl:
         if self._late:
             self._requested.add(name)
 
-    async def names(self) -> Sequence[str]:
-        """Names of the models in the repositories, sorted; as far as these can be read, from before otherwise."""
+    async def names(self) -> Collection[str]:
+        """Names of the models in the repositories, in any order; of one that cannot be read, those from before."""
         if self.demand is not None:
-            return sorted(self.demand.names)
+            return self.demand.names  # of any number of models: nothing is made of them on this thread
         asked = trio.current_time()
         async with self._index_turn:
             if self._names_seen < asked:  # else somebody has looked while this one waited

@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -28,10 +28,9 @@ import trio
 
 from toutates.models.demand import DemandCounters, DemandState
 from toutates.models.manager import ModelManager
-from toutates.models.memory_size import VERSION_BYTES, files_size, occupancy_of
+from toutates.models.memory_size import VERSION_BYTES, files_size
 from toutates.models.repository import ModelFolder
-from toutates.models.residency import Residency, Resident
-from toutates.models.table import ServedVersion
+from toutates.repositories.control.demand_memory import DemandMemory, TooLarge
 from toutates.repositories.control.model_control import MakeRoom, ModelControl, Rest
 from toutates.repositories.control.threads import in_thread
 from toutates.repositories.interface import Repository
@@ -56,21 +55,6 @@ logger = logging.getLogger(__name__)
 FAILURE_S: Final = 10.0
 #: Models of which that is remembered; of more, the oldest errors are forgotten.
 MAX_FAILURES: Final = 1_000
-#: How long a model waits for room in memory. Seconds.
-PATIENCE_S: Final = 10.0
-#: How often it looks again while nothing has left: requests end and models become old without telling anybody.
-LOOK_S: Final = 0.02
-#: With so many models in memory a small part of the budget is kept free, so that loads need not wait for others to
-#: leave, and models leave several at a time, which costs less for each. It is few of them, because the manager's thread
-#: has what loads are waiting for to do as well: with sixteen at a time, one load of ten waited 20 ms longer.
-MANY: Final = 256
-FREE_SHARE: Final = 64
-AHEAD_AT_ONCE: Final = 4
-#: What the first model may take that is loaded without a task. Bytes.
-SMALL_BYTES: Final = 1024 * 1024
-#: Models that leave at once, at most, so that the manager's thread has others to do soon.
-MOST_AT_ONCE: Final = 256
-
 Done = Callable[[RequestError | None], None]
 
 
@@ -89,6 +73,13 @@ class _Wanted:
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
+    """Why a model could not be loaded.
+
+    Attributes:
+        error: the reason.
+        until_s: as long as it answers requests for the model, monotonic seconds.
+    """
+
     error: RequestError
     until_s: float
 
@@ -105,7 +96,6 @@ class OnDemand:
         parallel: models that are loaded at a time.
         poll_s: seconds between two looks at the index.
         cpus: where threads run, see ``placement.running_on``.
-        clock: Unix time.
     """
 
     def __init__(
@@ -119,7 +109,6 @@ class OnDemand:
         parallel: int = 1,
         poll_s: float = 15.0,
         cpus: tuple[int, ...] = (),
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self.counters = DemandCounters()
         self._repositories = repositories
@@ -128,8 +117,7 @@ class OnDemand:
         self._parallel = parallel
         self._poll_s = poll_s
         self._cpus = cpus
-        self._clock = clock
-        self._residency = Residency(budget, min_stay_s, clock)
+        self._memory = DemandMemory(manager, control, self.counters, self.is_loading, budget, min_stay_s)
         self._token = trio.lowlevel.current_trio_token()
         #: where each model is, and what is known of it without a look: nothing, of one in a directory
         self._index: Mapping[str, tuple[Repository, ModelFolder | None]] = {}
@@ -144,7 +132,6 @@ class OnDemand:
         self._failures: OrderedDict[str, _Failure] = OrderedDict()
         #: models that somebody has unloaded by request
         self._unloaded: set[str] = set()
-        self._freed = trio.Event()
         control.demand = self
 
     # --- for workers -------------------------------------------------------------------------------------------------
@@ -154,7 +141,7 @@ class OnDemand:
         if model in self._unloaded:
             return ModelNotReady(f"Request for unknown model: '{model}' was unloaded, and nobody has loaded it again")
         failure = self._failures.get(model)
-        if failure is None or failure.until_s <= self._clock():
+        if failure is None or failure.until_s <= time.monotonic():
             return None
         return type(failure.error)(str(failure.error))  # of its own, for each thread that raises it
 
@@ -173,7 +160,7 @@ class OnDemand:
         Args:
             misses: requests that had to wait so far.
         """
-        residency, counters = self._residency, self.counters
+        residency, counters = self._memory.residency, self.counters
         return DemandState(
             indexed=len(self._index),
             resident=len(residency),
@@ -189,9 +176,9 @@ class OnDemand:
         )
 
     @property
-    def names(self) -> Sequence[str]:
-        """Names of the models in the repositories, in any order."""
-        return list(self._index)
+    def names(self) -> Collection[str]:
+        """Names of the models in the repositories, in any order. Nobody changes them: a new index is another object."""
+        return self._index.keys()
 
     @property
     def unready_reason(self) -> str:
@@ -262,7 +249,7 @@ class OnDemand:
             # ONNX Runtime cannot be stopped, and must not be at work when the process ends.
             with trio.CancelScope(shield=True):
                 while self._without_task:
-                    await self._freed.wait()
+                    await self._memory.freed.wait()
 
     async def _look_for_ever(self) -> None:
         while True:
@@ -276,10 +263,10 @@ class OnDemand:
         """Take models off the table that could not be loaded, once that is no news any more."""
         while True:
             await trio.sleep(1.0)
-            now = self._clock()
+            now = time.monotonic()
             for name in [name for name, one in self._failures.items() if one.until_s <= now]:
                 self._forget_failure(name)
-            self._make_room_ahead()
+            self._memory.make_room_ahead()
 
     # --- loads -------------------------------------------------------------------------------------------------------
 
@@ -336,7 +323,7 @@ class OnDemand:
             for done in wanted.done:
                 done(error)
         self._begin_next()
-        self._make_room_ahead()
+        self._memory.make_room_ahead()
 
     # --- without a task ----------------------------------------------------------------------------------------------
 
@@ -345,7 +332,7 @@ class OnDemand:
         where = self._index.get(model)
         if where is None or where[1] is not None:
             return False
-        room = self._room_for_one()
+        room = self._memory.room_for_one()
         if room is not None and room < VERSION_BYTES:
             return False
         size = 0
@@ -359,23 +346,15 @@ class OnDemand:
 
         def done(rest: Rest | None, error: Exception | None) -> None:
             self._without_task -= 1
-            self._residency.coming -= room or 0
-            self._tell_of_room()
+            self._memory.residency.coming -= room or 0
+            self._memory.tell_of_room()
             self._go_on(model, size, rest, error)
 
         if not self._control.begin_on_demand(model, where[0], fits, done):
             return False
         self._without_task += 1
-        self._residency.coming += room or 0
+        self._memory.residency.coming += room or 0
         return True
-
-    def _room_for_one(self) -> int | None:
-        """What a model may take for which nothing has to leave: bytes, not much more than others take. None for any."""
-        residency = self._residency
-        if residency.budget is None:
-            return None
-        typical = 2 * residency.used // len(residency) if len(residency) else SMALL_BYTES
-        return min(typical, -residency.lacking())
 
     def _go_on(self, model: str, size: int, rest: Rest | None, error: Exception | None) -> None:
         """A thread has looked at a model, and may have loaded it. Raises nothing."""
@@ -430,7 +409,7 @@ class OnDemand:
 
         def look(folder: ModelFolder) -> None:
             nonlocal size
-            if self._residency.budget is not None:
+            if self._memory.residency.budget is not None:
                 size = _expected_size(folder)
 
         async def load(make_room: MakeRoom) -> None:
@@ -457,7 +436,7 @@ class OnDemand:
 
         async def make_room(folder: ModelFolder) -> None:
             nonlocal coming
-            await self._make_room(model, size_of())
+            await self._memory.make_room(model, size_of())
             coming = size_of()
 
         problem: Exception | None = None
@@ -466,7 +445,7 @@ class OnDemand:
         except ToutatesError as error:
             problem = error
         finally:
-            self._residency.coming -= coming
+            self._memory.residency.coming -= coming
         return self._note_loaded(model, problem)
 
     def _note_loaded(self, model: str, error: Exception | None) -> tuple[str, ...]:
@@ -488,8 +467,8 @@ class OnDemand:
             raise ModelNotReady(f"model '{model}' cannot be loaded: {_one_line(error)}") from None
         elif error is not None:
             raise error
-        self._enter(model)
-        self._see_that_it_fits(model)
+        self._memory.enter(model)
+        self._memory.see_that_it_fits(model)
         return missing
 
     async def _bring_members(self, model: str, missing: Sequence[str], way: tuple[str, ...]) -> None:
@@ -512,19 +491,8 @@ class OnDemand:
         if missing and not self._manager.answers(model):
             entry = self._manager.table.get(model)
             reasons = [] if entry is None else [one.reason for one in entry.versions.values() if one.reason]
-            self._evict([model])
+            self._memory.evict([model])
             raise ModelNotReady(f"model '{model}' cannot be loaded: {'; '.join(reasons)}")
-
-    def _see_that_it_fits(self, model: str) -> None:
-        """It may have taken more memory than its files said.
-
-        Raises:
-            Overloaded: it takes more than there is for all models.
-        """
-        resident, budget = self._residency.get(model), self._residency.budget
-        if resident is not None and budget is not None and resident.size > budget:
-            self._evict([model])
-            self._refuse_larger(model, resident.size, budget)
 
     async def _bring_member(self, model: str, member: str, way: tuple[str, ...]) -> None:
         try:
@@ -535,11 +503,11 @@ class OnDemand:
     def _note_failure(self, model: str, error: RequestError) -> None:
         if isinstance(error, Overloaded):
             self.counters.refusals += 1
-            if not isinstance(error, _TooLarge):
+            if not isinstance(error, TooLarge):
                 return  # there may be room in a moment
         else:
             self.counters.failures += 1
-        self._failures[model] = _Failure(error, self._clock() + FAILURE_S)
+        self._failures[model] = _Failure(error, time.monotonic() + FAILURE_S)
         while len(self._failures) > MAX_FAILURES:
             self._forget_failure(next(iter(self._failures)))
 
@@ -547,7 +515,7 @@ class OnDemand:
         del self._failures[model]
         self._manager.forget(model)
 
-    # --- memory ------------------------------------------------------------------------------------------------------
+    # --- changes by request ------------------------------------------------------------------------------------------
 
     def note_changes(self, asked_for: str = "") -> None:
         """Models were loaded or unloaded by request.
@@ -557,129 +525,13 @@ class OnDemand:
         """
         self._unloaded.discard(asked_for)
         self._failures.pop(asked_for, None)
-        served = {name for name, model in self._manager.table.models.items() if model.served()}
-        for name in self._residency.names():
-            if name not in served:
-                self._residency.drop(name)
-        for name in served:
-            self._enter(name)
-        self._make_room_ahead()
+        self._memory.note_changes()
 
     def note_unloaded(self, model: str) -> None:
         """Somebody has unloaded a model: requests do not load it until somebody does."""
         if model in self._index:
             self._unloaded.add(model)
         self.note_changes()
-
-    def _enter(self, model: str) -> None:
-        """Note that a model is in memory."""
-        entry = self._manager.entry(model)
-        served = [] if entry is None else entry.served()
-        if not served:
-            return
-        known = self._residency.get(model)
-        self._residency.add(
-            Resident(
-                model,
-                sum(one.memory_bytes for one in served),
-                self._clock() if known is None else known.loaded_s,
-                partial(self._last_used_s, model),
-                partial(self._is_busy, model),
-                any(one.pinned for one in served) or self._control.is_made_up(model),
-                frozenset(self._manager.members(model)),
-            )
-        )
-
-    # Versions are looked up each time: who holds one keeps its memory.
-
-    def _served(self, model: str) -> Iterator[ServedVersion]:
-        entry = self._manager.entry(model)
-        yield from [] if entry is None else entry.served()
-
-    def _last_used_s(self, model: str) -> float:
-        stamps = [one.last_ms for version in self._served(model) for one in version.servable.counters.workers]
-        return max(stamps, default=0) / 1_000
-
-    def _is_busy(self, model: str) -> bool:
-        if model in self._wanted or not self._manager.is_free(model):
-            return True
-        return any(occupancy_of(version.servable).in_flight for version in self._served(model))
-
-    async def _make_room(self, model: str, size: int) -> None:
-        """Wait until there is room for a model, and have others leave; the room is then taken.
-
-        Raises:
-            Overloaded: there is none.
-        """
-        residency = self._residency
-        budget = residency.budget
-        if budget is not None:
-            self._refuse_larger(model, size, budget)
-            with trio.move_on_after(PATIENCE_S):
-                while (lacking := residency.lacking(size)) > 0:
-                    if lacking > residency.leaving and not self._evict(residency.choose(lacking - residency.leaving)):
-                        if not residency.may_become_free():
-                            break
-                        with trio.move_on_after(LOOK_S):
-                            await self._freed.wait()
-                    elif residency.leaving:
-                        await self._freed.wait()
-            if residency.lacking(size) > 0:
-                raise Overloaded(
-                    f"there is no room for model '{model}' of {size} bytes: models of {residency.used} bytes are in "
-                    f"memory and cannot leave now, and --model-memory is {budget}; try again later, or raise the flag"
-                )
-        residency.coming += size
-
-    @staticmethod
-    def _refuse_larger(model: str, size: int, budget: int) -> None:
-        if size > budget:
-            raise _TooLarge(f"model '{model}' takes {size} bytes, and --model-memory is {budget}; raise the flag")
-
-    def _make_room_ahead(self) -> None:
-        """Have models leave before there is no room, where many come and go, or loads took more than expected."""
-        residency = self._residency
-        if residency.budget is None:
-            return
-        if len(residency) < MANY:
-            lacking = residency.lacking() - residency.leaving
-            if lacking > 0:
-                self._evict(residency.choose(lacking))
-            return
-        lacking = residency.lacking(residency.budget // FREE_SHARE) - residency.leaving
-        if lacking > 0:
-            several = (AHEAD_AT_ONCE - 1) * residency.used // len(residency)
-            self._evict(residency.choose(lacking + several)[:AHEAD_AT_ONCE])
-
-    def _evict(self, names: Sequence[str]) -> bool:
-        """Have models leave; returns whether any does."""
-        free = [name for name in names if self._manager.is_free(name)][:MOST_AT_ONCE]
-        if not free:
-            return False
-        size = 0
-        for name in free:
-            resident = self._residency.drop(name)
-            size += 0 if resident is None else resident.size
-        self._residency.leaving += size
-        self.counters.evictions += len(free)
-
-        def ended() -> None:
-            self._residency.leaving -= size
-            self._tell_of_room()
-
-        self._manager.evict(free, ended)
-        for name in free:
-            self._control.forget(name)
-        return True
-
-    def _tell_of_room(self) -> None:
-        """Models have left, or less is coming than was thought."""
-        freed, self._freed = self._freed, trio.Event()
-        freed.set()
-
-
-class _TooLarge(Overloaded):
-    """A model takes more memory than all models may."""
 
 
 def _expected_size(folder: ModelFolder) -> int:

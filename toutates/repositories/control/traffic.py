@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +21,7 @@ from toutates.models.traffic.checking import problems_of
 from toutates.models.traffic.reading import merged, read_document, read_rules_file
 from toutates.models.traffic.rules import NO_TRAFFIC, TrafficRules
 from toutates.system.errors import ConfigurationError, InvalidRequest
+from toutates.system.logs.limit import LineLimit
 
 __all__ = ["FILE_NAME", "TrafficControl"]
 
@@ -55,6 +57,7 @@ class TrafficControl:
         self._unreadable = ""
         self._seen: object = None
         self._table: ModelTable | None = None
+        self._limit: LineLimit[str] = LineLimit()
 
     async def look(self) -> None:
         """Read the file if it has changed, and hold the rules against the models if these have."""
@@ -70,10 +73,14 @@ class TrafficControl:
             self._table = self._manager.table
 
     async def watch(self) -> None:
-        """Do so every second, until cancelled."""
+        """Do so every second, until cancelled. No failure ends it."""
         while True:
             await trio.sleep(POLL_S)
-            await self.look()
+            try:
+                await self.look()
+            except Exception:  # such as a system without a thread that would read the file
+                if not self._limit.count("", time.monotonic_ns()):
+                    logger.exception("the rules of aliases and traffic could not be looked at; it is tried again")
 
     def change(self, names: Mapping[str, Any]) -> None:
         """Change the rules of some names: of ``aliases`` and ``traffic`` those that are given, and null removes one.

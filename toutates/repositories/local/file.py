@@ -47,5 +47,5 @@ class FileRepository(LocalRepository):
         except OSError:  # which the model's problem says, or its load
             names = [self._path.name]
         # Of the directory nothing else counts, which may be large, and change all the time.
-        lines = [(name, file_line(root / name, name)) for name in names]
-        return [with_fingerprints(folder, lines, source=str(self._path))]
+        found = [(name, file_line(root / name, name), 0) for name in names]
+        return [with_fingerprints(folder, found, source=str(self._path))]

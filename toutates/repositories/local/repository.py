@@ -156,29 +156,34 @@ def _described(folder: ModelFolder, entries: Sequence[tuple[str, str, int]] | No
     """
     if folder.passed_over:  # it may hold any number of files, and none of them matters
         return replace(folder, source=str(folder.path))
-    found = sorted(_entries(folder.path, "", set()) if entries is None else entries)
-    described = with_fingerprints(folder, [entry[:2] for entry in found], source=folder.source or str(folder.path))
-    return replace(described, versions=tuple(_sized(version, found) for version in described.versions))
+    if entries is None:
+        path = str(folder.path)
+        files = _files_of(path)
+        entries = files.entries if files is not None else list(_entries(path, "", set()))
+    return with_fingerprints(folder, sorted(entries), source=folder.source or str(folder.path))
 
 
-def _sized(version: VersionFolder, found: Sequence[tuple[str, str, int]]) -> VersionFolder:
-    """A version with the bytes of its files."""
+def _size(version: VersionFolder, found: Sequence[tuple[str, str, int]]) -> int | None:
+    """The bytes of a version's files."""
     if version.is_file or version.is_lone:
-        return version
+        return None
     start = f"{version.number}/"
-    return replace(version, size=sum([size for name, _, size in found if name.startswith(start)]))
+    return sum([size for name, _, size in found if name.startswith(start)])
 
 
-def with_fingerprints(folder: ModelFolder, lines: Sequence[tuple[str, str]], source: str) -> ModelFolder:
-    """A model with the fingerprints of its files.
+def with_fingerprints(folder: ModelFolder, found: Sequence[tuple[str, str, int]], source: str) -> ModelFolder:
+    """A model with the fingerprints of its files, and what these take.
 
     Args:
         folder: the model.
-        lines: of each file, as ``version_fingerprints`` wants them.
+        found: its files, as those of ``_entries``, sorted.
         source: where the operator finds it.
     """
+    lines = [entry[:2] for entry in found]
     own = version_fingerprints(lines, [version.number for version in folder.versions])
-    versions = [replace(version, fingerprint=own[version.number]) for version in folder.versions]
+    versions = [
+        replace(version, fingerprint=own[version.number], size=_size(version, found)) for version in folder.versions
+    ]
     return replace(
         folder, versions=tuple(versions), fingerprint=fingerprint_of(line for _, line in lines), source=source
     )

@@ -339,7 +339,7 @@ class _Paced:
             raise
 
     def close(self) -> None:
-        """Nobody reads it any more."""
+        """Close the connection: nobody reads it any more."""
         self._raw.close()
 
 
