@@ -23,7 +23,7 @@ from tests.engine.support import DOUBLE, wait_until
 from tests.threads import cpus_of_threads
 from toutates.api.grpc.statuses import STATUSES
 from toutates.backends.onnx import loader as loader_module
-from toutates.backends.onnx.session import load_session
+from toutates.backends.onnx.opening import load_session
 from toutates.command.probe import probe
 from toutates.models.manager import ModelManager
 from toutates.net import GrpcService, Worker

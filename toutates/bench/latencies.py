@@ -63,14 +63,6 @@ class Latencies:
         rank = min(max(1, math.ceil(share * total - 1e-9)), total)
         return _last_of(int(np.searchsorted(np.cumsum(self.counts), rank)))
 
-    def share_within(self, most_ns: int) -> float:
-        """The share of all that took no longer than so; 0 of nothing."""
-        total = self.count
-        if not total:
-            return 0.0
-        excess = max(int(most_ns).bit_length() - 1 - _PARTS_BITS, 0)
-        return float(self.counts[: excess * _PARTS + (int(most_ns) >> excess) + 1].sum() / total)
-
     def mean(self) -> float:
         """The mean in nanoseconds, within the width of buckets; 0 of nothing."""
         total = self.count

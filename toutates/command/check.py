@@ -15,9 +15,9 @@ from pathlib import Path
 import onnxruntime
 
 from toutates.backends.onnx.inspection import ALL_DEVICES
+from toutates.backends.onnx.opening import SessionOptions, provider_problem
 from toutates.backends.onnx.provider_names import CUDA, ON_CPU, Provider
 from toutates.backends.onnx.providers import choose_providers
-from toutates.backends.onnx.session import SessionOptions, provider_problem
 from toutates.models.config.misplaced import loose_graphs
 from toutates.models.dependencies import member_problems
 from toutates.models.inspection import InspectedVersion

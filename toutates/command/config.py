@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from toutates.backends.onnx.inspection import ALL_DEVICES
-from toutates.backends.onnx.session import SessionOptions
+from toutates.backends.onnx.opening import SessionOptions
 from toutates.models.config.ensemble_yaml import write_ensemble
 from toutates.models.config.misplaced import near_directory
 from toutates.models.config.pbtxt import write_pbtxt

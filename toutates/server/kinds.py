@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from toutates.backends.ensemble.loader import EnsembleKind
 from toutates.backends.onnx.loader import OnnxKind
+from toutates.backends.onnx.opening import SessionOptions
 from toutates.backends.onnx.provider_names import Provider
-from toutates.backends.onnx.session import SessionOptions
 from toutates.backends.plugins.kind import PluginKind
 from toutates.backends.python.kind import PythonKind
 from toutates.backends.python.loads import LoadsModels

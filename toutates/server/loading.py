@@ -84,6 +84,10 @@ class FirstLoad:
         Raises:
             ConfigurationError: see ``open_repositories`` and ``look_first``.
         """
+        with _less_garbage_collection():
+            return await self._run(manager, control, demand)
+
+    async def _run(self, manager: ModelManager, control: ModelControl, demand: OnDemand | None) -> bool:
         started = time.monotonic()
         async with trio.open_nursery() as nursery:
 
@@ -92,12 +96,11 @@ class FirstLoad:
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(cancel_when_stopping)
-            with _less_garbage_collection():
-                seen = await self._look()
-                folders = await fetch_all(seen.found, self._placement.anywhere)
-                period_s = _PROGRESS_S if sum(len(folder.versions) for folder in folders) > MOST_ROWS else 0.0
-                line = ProgressLine(logger, "loaded %d of %d: %s", period_s)
-                await manager.load_all(folders, line.show)
+            seen = await self._look()
+            folders = await fetch_all(seen.found, self._placement.anywhere)
+            period_s = _PROGRESS_S if sum(len(folder.versions) for folder in folders) > MOST_ROWS else 0.0
+            line = ProgressLine(logger, "loaded %d of %d: %s", period_s)
+            await manager.load_all(folders, line.show)
             control.begin(seen.found, folders, seen.late)
             await control.load_missing()
             if demand is not None:

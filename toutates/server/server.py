@@ -23,7 +23,7 @@ import gc
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,11 +37,11 @@ from toutates.api.dataplane.plane import DataPlane, ServerIdentity
 from toutates.api.dataplane.readiness import Readiness
 from toutates.api.dataplane.traffic import NOTE as TRAFFIC_NOTE
 from toutates.api.dataplane.traffic import change_of
-from toutates.api.restrictions import by_group
+from toutates.api.restrictions import RestrictedProtocol, by_group
 from toutates.api.torchserve.models import NOTE
 from toutates.api.torchserve.predictions import Defaults
+from toutates.backends.onnx.opening import SessionOptions
 from toutates.backends.onnx.providers import choose_providers
-from toutates.backends.onnx.session import SessionOptions
 from toutates.infer.regions import Regions
 from toutates.infer.traffic.copies import Copies
 from toutates.infer.traffic.counting import traffic_counts
@@ -288,18 +288,9 @@ class Server:
             everywhere = None if member is None else Everywhere(member.carry)
             changes.start_soon(traffic.watch)
             self._model_requests.open(changes, self._plane(manager, control, demand, everywhere))
-            allowed = self._options.allow_client_shm
-            regions = Regions(
-                allowed=allowed,
-                cuda=await trio.to_thread.run_sync(load_cuda) if allowed else None,
-                gpus=not allowed and gpus_seen(),
-            )
+            regions = await self._open_regions()
             self._copies = copies = Copies(lambda: manager.table, loader=demand)
-            rest, gate = self._options.rest, self._access.gate
-            secrets = by_group(self._options.restricted_protocols, rest.restrictions)
-            openapi = OpenApiPages(
-                self.view.get_table, secrets, rest.max_input_bytes, pages_queue, callers_are_known=gate is not None
-            )
+            secrets = by_group(self._options.restricted_protocols, self._options.rest.restrictions)
             services = Services(
                 options=self._options,
                 identity=self._identity,
@@ -310,9 +301,9 @@ class Server:
                 log_control=self._logs.control,
                 tracing=self._tracing,
                 secrets=secrets,
-                pages=Pages(self.view, pages_queue, openapi, None if member is None else member.metrics),
+                pages=self._make_pages(self.view, pages_queue, secrets),
                 access_log=self._access_log,
-                gate=gate,
+                gate=self._access.gate,
                 text_gate=self._access.text_gate,
                 regions=regions,
                 copies=copies,
@@ -333,18 +324,38 @@ class Server:
                 unready_reason = readiness.begin()
                 self._serves = True
                 changes.start_soon(self._say_goodbye, readiness)
-                if member is None:
-                    self._announce(unready_reason)
-                    self._show_client(manager)
-                else:
-                    self._show_client(manager)
-                    self._announce_management()
-                    member.tell_serving()
-                    readiness.changed()  # what the parent has said since the workers were made
+                self._tell_that_it_serves(manager, readiness, unready_reason)
                 task_status.started()
             copies.close()
             regions.close()
             changes.cancel_scope.cancel()
+
+    async def _open_regions(self) -> Regions:
+        """The table of shared memory. CUDA is loaded in a thread, because that takes long."""
+        allowed = self._options.allow_client_shm
+        return Regions(
+            allowed=allowed,
+            cuda=await trio.to_thread.run_sync(load_cuda) if allowed else None,
+            gpus=not allowed and gpus_seen(),
+        )
+
+    def _make_pages(self, view: ServerView, queue: ControlQueue, secrets: Mapping[str, RestrictedProtocol]) -> Pages:
+        """What the HTTP port serves beside the APIs."""
+        known, most = self._access.gate is not None, self._options.rest.max_input_bytes
+        openapi = OpenApiPages(view.get_table, secrets, most, queue, callers_are_known=known)
+        return Pages(view, queue, openapi, None if self._member is None else self._member.metrics)
+
+    def _tell_that_it_serves(self, manager: ModelManager, readiness: ServerReadiness, unready_reason: str) -> None:
+        """Tell the operator, or the parent, that the workers serve."""
+        member = self._member
+        if member is None:
+            self._announce(unready_reason)
+            self._show_client(manager)
+            return
+        self._show_client(manager)
+        self._announce_management()
+        member.tell_serving()
+        readiness.changed()  # what the parent has said since the workers were made
 
     async def _begin_traffic(self, manager: ModelManager) -> TrafficControl | None:
         """Put the rules of aliases and traffic into force; None where the server is to end because they are wrong."""

@@ -139,12 +139,13 @@ def placement_records(placement: Placement, table: ModelTable, executor_threads:
 
 
 def _thread_counts(table: ModelTable, executor_threads: int) -> dict[str, int]:
-    statistics = [version.servable.statistics() for version in table.served()]
-    own = sum(one.executors for one in statistics if not one.pooled)
-    return {
-        "executor": own + (executor_threads if any(one.pooled for one in statistics) else 0),
-        "intra-op thread": sum(one.pool_threads for one in statistics),
-    }
+    own = intra_op = pooled = 0
+    for version in table.served():  # one after the other: there may be very many, with hundreds of numbers each
+        one = version.servable.statistics()
+        own += 0 if one.pooled else one.executors
+        pooled = executor_threads if one.pooled else pooled
+        intra_op += one.pool_threads
+    return {"executor": own + pooled, "intra-op thread": intra_op}
 
 
 def _roles(placement: Placement, table: ModelTable, executor_threads: int) -> list[tuple[str, str, str]]:

@@ -62,7 +62,7 @@ class DeviceMemory:
         self.address = address
         self.size = size
 
-    def read_into(self, view: memoryview, offset: int) -> int:
+    def read_into(self, view: bytearray | memoryview, offset: int) -> int:
         """Fill a view with the bytes from ``offset`` on; returns how many there were.
 
         Raises:

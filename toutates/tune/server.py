@@ -138,13 +138,13 @@ class Server:
         beside.replace(path)
 
     def has_ended(self) -> str:
-        """What it said last, if it has ended; "" while it runs."""
+        """The last line of the server's log, if it has ended; "" while it runs."""
         if self.runs:
             return ""
         return f"the server ended: {_last_line(self._log.read_text(encoding='utf-8', errors='replace'))}"
 
     def stop(self) -> None:
-        """Stop it."""
+        """Stop the server."""
         process, self._process = self._process, None
         if process is None:
             return

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from tests.observe.metrics.support import Nvml
-from toutates.observe.metrics.gpu import STALE_S, GpuGauges, load_nvml
+from toutates.observe.metrics.gpu import INTERVAL_S, STALE_S, GpuGauges, load_nvml
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -97,6 +98,29 @@ def test_a_driver_that_hangs_holds_nobody_up_and_its_last_words_are_forgotten() 
         with_timeout(scrape_meanwhile)
     finally:
         go_on.set()
+
+
+def test_a_reading_that_fails_ends_nobodys_work_and_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    nvml, readings = Nvml(), 0
+    gauges = GpuGauges(nvml)
+
+    def fail_twice() -> None:
+        nonlocal readings
+        readings += 1
+        if readings <= 2:
+            raise RuntimeError("can't start new thread")
+
+    nvml.before = fail_twice
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(gauges.run)
+            while not values_of(gauges):  # noqa: ASYNC110  # the clock jumps
+                await trio.sleep(INTERVAL_S)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+    assert len([one for one in caplog.records if "could not be read" in one.message]) == 1
 
 
 def with_timeout(main: Callable[[], Any]) -> None:

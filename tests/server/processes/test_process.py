@@ -98,8 +98,11 @@ async def talking() -> AsyncIterator[tuple[Watched, Member]]:
 
 
 def test_a_process_that_does_not_answer_is_named_and_waited_for_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    def may_be_silent_for(seconds: float) -> None:
+        monkeypatch.setattr(process_module, "SILENT_S", seconds)
+
     monkeypatch.setattr(process_module, "REPORT_S", 0.001)
-    monkeypatch.setattr(process_module, "SILENT_S", 0.3)
+    may_be_silent_for(3.0)  # this process may stand still for a moment
 
     async def main() -> None:
         async with talking() as (watched, member):
@@ -110,11 +113,13 @@ def test_a_process_that_does_not_answer_is_named_and_waited_for_by_nobody(monkey
             assert await process.work(CHANGE) == Outcome(0, b"done")
             assert process.reason == ""
             member.answers = False
+            may_be_silent_for(0.1)
             # Once by what waits already, and once by what comes then.
             for _ in range(2):
                 assert await process.work(CHANGE) == Outcome(0, error="Unavailable", text="it does not answer")
             assert process.reason == "it does not answer"
             member.answers = True
+            may_be_silent_for(3.0)
             process.lacks["model a"] = "it has not done what others have"
             answered = len(member.asked)
             await watched.again.wait()

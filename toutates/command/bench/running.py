@@ -52,7 +52,7 @@ def bench(parsed: argparse.Namespace) -> int:
     title = f"{names} at {wanted.endpoint}" + (f" and {wanted.other}" if wanted.other else "")
     report = Report(title, datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
     with sigterm_interrupts(), contextlib.ExitStack() as stack:
-        run = _Run(wanted, report, stack, quiet=parsed.json)
+        run = _Run(wanted, report, stack)
         try:
             run.measure()
         except KeyboardInterrupt:
@@ -77,8 +77,8 @@ def bench(parsed: argparse.Namespace) -> int:
 class _Run:
     """Measures what is wanted, and puts it into the report."""
 
-    def __init__(self, wanted: Wanted, report: Report, stack: contextlib.ExitStack, *, quiet: bool) -> None:
-        self._wanted, self._report, self._stack, self._quiet = wanted, report, stack, quiet
+    def __init__(self, wanted: Wanted, report: Report, stack: contextlib.ExitStack) -> None:
+        self._wanted, self._report, self._stack = wanted, report, stack
         self._progress = Progress(sys.stderr, wanted.loads[0].seconds)
         self._processes = wanted.loads[0].processes
 

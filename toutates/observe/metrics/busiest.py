@@ -59,20 +59,20 @@ class _Own:
         self.shown: Counts | None = None
 
     def begin(self, counts: Counts) -> None:
-        """It is listed from now on; until now it was among the others."""
+        """Have the model listed from now on; until now it was among the others."""
         self.begin_with(self.others(counts))
 
     def begin_with(self, part: Counts) -> None:
-        """The same, where its part in the series of the others is known."""
+        """The same, where the model's part in the series of the others is known."""
         self._base = part
 
     def listed(self, counts: Counts) -> Counts:
-        """Its own part, of all its counts."""
+        """What goes into the model's own series, of all its counts."""
         own = self.shown = counts if self._base is None else minus(counts, self._base)
         return own
 
     def others(self, counts: Counts) -> Counts:
-        """The part that is in the series of the others, of all its counts, while it is not listed."""
+        """What goes into the series of the others, of all the model's counts, while it is not listed."""
         return counts if self.shown is None else minus(counts, self.shown)
 
 

@@ -64,13 +64,22 @@ class GpuGauges:
     async def run(self) -> None:
         """Read the values regularly until cancelled; returns at once where there is nothing to read.
 
-        If the driver does not answer, one thread is left waiting for it; no other is started before it does.
+        If the driver does not answer, one thread is left waiting for it; no other is started before it does. A reading
+        that fails in any other way, as where the system has no thread left, is tried again: nobody else's work ends
+        for want of these gauges.
         """
         if self._nvml is None:
             return
+        has_failed = False
         while True:
-            if not await trio.to_thread.run_sync(self.read, abandon_on_cancel=True):
-                return
+            try:
+                if not await trio.to_thread.run_sync(self.read, abandon_on_cancel=True):
+                    return
+                has_failed = False
+            except Exception:
+                if not has_failed:
+                    logger.exception("the GPUs could not be read; it is tried again every %g s", INTERVAL_S)
+                has_failed = True
             await trio.sleep(INTERVAL_S)
 
     def read(self) -> bool:

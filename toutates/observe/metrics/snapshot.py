@@ -145,7 +145,7 @@ def read_version(version: ServedVersion) -> VersionSnapshot:
         version.load_ns,
         _counts(read.requests, read.batches, read.batch_durations, read.batch_runs),
         read.occupancy,
-        tuple(sorted((f"_{key}", value) for key, value in version.config.metric_tags.items())),
+        tuple(sorted((f"_{key}", value) for key, value in version.stated.metric_tags.items())),
         read.own_metrics,
         read.cache,
         read.forecast,

@@ -299,8 +299,8 @@ class Reporter:
             signature.batched,
             version.load_ns,
             version.advice,
-            dict(version.config.metric_tags),
-            _graph(version.config),
+            dict(version.stated.metric_tags),
+            _graph(version.stated),
         )
 
 

@@ -107,8 +107,8 @@ class _Graph:
         name, number = asked.parameter("model", ""), asked.parameter("version", "")
         model = self._view.get_table().models.get(name)
         for version in reversed(model.served() if model is not None else []):
-            if number in ("", str(version.number)) and version.config.HasField("ensemble_scheduling"):
-                return text_response(graph_svg(version.config), content_type="image/svg+xml")
+            if number in ("", str(version.number)) and version.stated.HasField("ensemble_scheduling"):
+                return text_response(graph_svg(version.stated), content_type="image/svg+xml")
         raise refusal(404, "model: there is no ensemble of this name and version")
 
 

@@ -268,7 +268,7 @@ class Status:
             "capacity": occupancy.row_capacity,
             "executors": sample.executors,
             "advice": version.served.advice,
-            "is_ensemble": version.served.config.HasField("ensemble_scheduling"),
+            "is_ensemble": version.served.stated.HasField("ensemble_scheduling"),
             "busy": round(sample.busy, 2),
             "history": sample.history.last(points),
             **_tensors(version.served),
