@@ -16,7 +16,7 @@ import trio
 from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from toutates.backends.onnx.session import SessionOptions
+from toutates.backends.onnx.opening import SessionOptions
 from toutates.backends.text.interface import DEFAULT_OPTIONS, Text, TextModel, TextOptions, TextResult
 from toutates.backends.text.kind import TextKind
 from toutates.engine.servable import Host, Servable

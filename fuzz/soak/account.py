@@ -95,6 +95,7 @@ class Account:
             None while there is none, as in a soak of less than some minutes; memory is then not judged.
         warm_up_name: what it is called.
         late_threads: that the server starts when they are first needed, and keeps.
+        late_files: that the server opens when they are first needed, and keeps.
         reloads: SIGHUPs sent.
         notes: what else is to be known of it.
         problems: whatever else went wrong.
@@ -106,6 +107,7 @@ class Account:
     warm_up: int | None = None
     warm_up_name: str = "each attack made once"
     late_threads: int = 0
+    late_files: int = 0
     reloads: int = 0
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -125,9 +127,19 @@ class Account:
             if not entry.right:
                 wrong.append(f"{name}: no request was answered")
         if self.samples:
-            wrong += _left_behind(self.samples[0], self.samples[-1], self.late_threads)
+            wrong += self.left_behind(self.samples[-1])
         if self.warm_up is not None:
             wrong += _growth(self.samples[self.warm_up], self.samples[self.warm_up + 1 :])
+        return wrong
+
+    def left_behind(self, now: Sample) -> list[str]:
+        """What the server has more of than at the start, beyond what it keeps."""
+        start = self.samples[0]
+        wrong = []
+        if now.files > start.files + self.late_files:
+            wrong.append(f"file descriptors grew from {start.files} to {now.files}")
+        if now.threads > start.threads + self.late_threads:
+            wrong.append(f"threads grew from {start.threads} to {now.threads}")
         return wrong
 
     def markdown(self, heading: str) -> str:
@@ -177,15 +189,6 @@ class Account:
             names |= {self.warm_up: self.warm_up_name, (self.warm_up + last) // 2: "half-way from there"}
         names[last] = "end"
         return [(names[at], self.samples[at]) for at in sorted(names)]
-
-
-def _left_behind(before: Sample, after: Sample, late_threads: int) -> list[str]:
-    wrong = []
-    if after.files > before.files:
-        wrong.append(f"file descriptors grew from {before.files} to {after.files}")
-    if after.threads > before.threads + late_threads:
-        wrong.append(f"threads grew from {before.threads} to {after.threads}")
-    return wrong
 
 
 def _growth(before: Sample, after: Sequence[Sample]) -> list[str]:

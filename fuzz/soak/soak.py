@@ -55,6 +55,8 @@ _ATTACKS: Final = tuple(name for name in ATTACKS if name not in _LEFT_OUT and no
 _ATTACK_PAUSE_S: Final = 0.3
 #: Of each worker, started by the first message that they are for: what decompresses gRPC's, and what is beside REST.
 _LATE_THREADS: Final = 2
+#: Of each worker: its own stage for copies to shared memory, and that of the thread beside it.
+_LATE_FILES: Final = 2
 #: How long threads and files of the server may take to be as few as at the start.
 _SETTLE_S: Final = 15.0
 
@@ -171,11 +173,9 @@ class _Soak:
             time.sleep(3)
 
     def _settle(self) -> None:
-        before = self.account.samples[0]
         deadline = time.monotonic() + _SETTLE_S
         while time.monotonic() < deadline and self.server.process.poll() is None:
-            now = take_sample(self.server.process.pid, 0.0)
-            if now.files <= before.files and now.threads <= before.threads + self.account.late_threads:
+            if not self.account.left_behind(take_sample(self.server.process.pid, 0.0)):
                 return
             time.sleep(0.1)
 
@@ -211,6 +211,7 @@ def soak(plan: Plan, folder: Path) -> Account:
         if plan.only:
             account.warm_up_name = "half of the time"
         account.late_threads = _LATE_THREADS * plan.workers
+        account.late_files = _LATE_FILES * plan.workers
         running_soak.run()
         account.add("tritonclient with callbacks, and clients that drop their connection", _entry_of(storm))
         if demand.process.poll() is None and plan.only in ("", ON_DEMAND):

@@ -63,6 +63,15 @@ def test_the_account_says_how_memory_went_in_the_second_half() -> None:
     assert "Memory in the second half: 120.0 to 122.0 MiB, +10.0 MiB an hour." in text
 
 
+def test_what_a_server_opens_once_is_not_left_behind_but_more_of_it_is() -> None:
+    passed = account(whole(), Sample(60.0, 100.0, 22, 11))
+    passed.late_files, passed.late_threads = 2, 1
+    assert passed.verdict() == []
+    failed = account(whole(), Sample(60.0, 100.0, 23, 12))
+    failed.late_files, failed.late_threads = 2, 1
+    assert len(failed.verdict()) == 2
+
+
 @pytest.mark.long
 def test_a_short_soak_is_passed() -> None:
     pytest.importorskip("tritonclient.grpc")

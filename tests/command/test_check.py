@@ -14,8 +14,8 @@ import pytest
 
 from tests.triton_repository import add_model, adder, build_triton_repository, custom, negative, write_config
 from toutates.backends.onnx.loader import OnnxKind
+from toutates.backends.onnx.opening import SessionOptions
 from toutates.backends.onnx.provider_names import Provider
-from toutates.backends.onnx.session import SessionOptions
 from toutates.command.check import Report, check_repository
 from toutates.command.main import main
 from toutates.models.config.configuration import load_configuration

@@ -9,7 +9,7 @@ import yaml
 
 from tests.triton_repository import CONFIGS, add_model, adder, build_triton_repository, negative, write_config
 from toutates.backends.onnx.inspection import ALL_DEVICES
-from toutates.backends.onnx.session import SessionOptions
+from toutates.backends.onnx.opening import SessionOptions
 from toutates.command.main import main
 from toutates.models.config.describe import model_config
 from toutates.models.config.queues import KEYS

@@ -420,6 +420,8 @@ def test_counters_never_fall_while_a_model_is_replaced_under_load(tmp_path: Path
         with client_of(inside.port) as control, hammered(inside.port, lambda: versions(3, "2")) as answered:
             load = RepositoryModelLoadRequest(model_name="versions").SerializeToString()
             for number in range(3, 9):
+                seen = answered[0]
+                wait_until(lambda seen=seen: answered[0] > seen + 3)  # type: ignore[misc]
                 scrapes.extend(scraper() for _ in range(3))
                 (tmp_path / "versions" / "2" / "next").write_bytes(versioned_model(number))
                 (tmp_path / "versions" / "2" / "next").replace(tmp_path / "versions" / "2" / "model.onnx")

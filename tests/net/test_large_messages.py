@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import ssl
 import threading
+import time
 
 import pytest
 
@@ -196,9 +197,15 @@ def test_the_beginning_of_a_request_like_the_last_ones_is_read_soon_if_no_more_c
         assert server.call(lambda: server.service.shared.pool.lent) == 0
 
 
-def until_awaited(server: Running, client: RawClient) -> int:
+def wait_patiently(monkeypatch: pytest.MonkeyPatch, await_ns: int = HOUR_NS) -> None:
+    """Have large requests come soon one after the other, however slow this machine is, and waited for so long."""
+    monkeypatch.setattr(turns, "AWAIT_NS", await_ns)
+    monkeypatch.setattr(turns, "SOON_NS", HOUR_NS)
+
+
+def until_awaited(server: Running, client: RawClient, first: int = 1) -> int:
     """Send large requests that are alike until the next one is waited for ahead; returns its stream."""
-    for stream_id in range(1, 401, 2):
+    for stream_id in range(first, first + 400, 2):
         client.sock.sendall(upload(stream_id, 1_000_000))
         finish(client, stream_id)
         if server.call(lambda: the_transport(server).awaited_bytes) >= 1_000_000:
@@ -207,7 +214,7 @@ def until_awaited(server: Running, client: RawClient) -> int:
 
 
 def test_the_next_of_many_large_requests_is_told_of_once_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "AWAIT_NS", HOUR_NS)
+    wait_patiently(monkeypatch)
     with running() as server, RawClient(server, WIDE) as client:
         at = until_awaited(server, client)
         for stream_id in range(at, at + 8, 2):
@@ -223,7 +230,7 @@ def test_the_next_of_many_large_requests_is_told_of_once_it_is_there(monkeypatch
 
 
 def test_what_comes_in_place_of_a_large_request_is_read_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "AWAIT_NS", 500_000_000)
+    wait_patiently(monkeypatch, 500_000_000)
     with running() as server, RawClient(server, WIDE) as client:
         at = until_awaited(server, client)
         client.sock.sendall(unary(at))
@@ -236,10 +243,55 @@ def test_what_comes_in_place_of_a_large_request_is_read_soon(monkeypatch: pytest
         finish(client, at + 2)
 
 
+def test_the_next_large_request_is_waited_for_on_while_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_patiently(monkeypatch)
+    looks: list[bytes] = []
+    peek = Transport.peek
+
+    def noted(transport: Transport, count: int) -> bytes:
+        looks.append(peek(transport, count))
+        return looks[-1]
+
+    with running() as server, RawClient(server, WIDE) as client:
+        at = until_awaited(server, client)
+        transport = the_transport(server)
+        monkeypatch.setattr(Transport, "peek", noted)
+        monkeypatch.setattr(turns, "AWAIT_NS", 1_000_000)
+        server.call(lambda: server.worker._turns.tick(time.monotonic_ns()))  # from here on there is a look each ms
+        server.until(lambda: len(looks) > 3)
+        assert not any(looks)
+        assert server.call(lambda: transport.awaited_bytes) >= 1_000_000
+        monkeypatch.setattr(turns, "AWAIT_NS", HOUR_NS)
+        # A look that was due may see it begin, so that one request more is needed.
+        at = until_awaited(server, client, at)
+        monkeypatch.setattr(turns, "SOON_NS", 0)
+        monkeypatch.setattr(turns, "AWAIT_NS", 1_000_000)
+        server.call(lambda: server.worker._turns.tick(time.monotonic_ns()))
+        server.until(lambda: not server.worker.transports.awaiting)
+        assert server.call(lambda: transport.awaited_bytes) == 1
+        client.sock.sendall(unary(at))
+        finish(client, at)
+
+
+def test_of_a_large_request_that_begins_and_stops_what_there_is_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_patiently(monkeypatch)
+    with running() as server, RawClient(server, WIDE) as client:
+        at = until_awaited(server, client)
+        before = server.call(lambda: the_transport(server).received_bytes)
+        octets = upload(at, 1_000_000)
+        client.sock.sendall(octets[:500_000])
+        monkeypatch.setattr(turns, "AWAIT_NS", 20_000_000)
+        server.call(lambda: server.worker._turns.tick(time.monotonic_ns()))
+        server.until(lambda: the_transport(server).received_bytes >= before + 500_000)
+        client.sock.sendall(octets[500_000:])
+        finish(client, at)
+        assert server.call(lambda: server.service.shared.pool.lent) == 0
+
+
 def test_a_client_that_leaves_while_its_next_request_is_waited_for_is_gone_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(turns, "AWAIT_NS", HOUR_NS)
+    wait_patiently(monkeypatch)
     with running() as server:
         with RawClient(server, WIDE) as client:
             at = until_awaited(server, client)

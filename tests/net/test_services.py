@@ -119,6 +119,7 @@ def test_drain_answers_what_has_begun_in_every_protocol() -> None:
         TextClient(server, b"?") as undecided,
     ):
         server.until(lambda: server.held and lines_of(server) and server.worker.connections == 4)
+        server.until(lambda: all(state.received_bytes for state in server.worker.connection_states(4)))
         server.drain(PATIENCE_S)
         assert undecided.rest() == b""
         lines.expect(b"leave: server is shutting down\n")

@@ -750,9 +750,11 @@ def test_idle_and_old_connections_are_told_to_leave_without_an_error(limits: Lim
 
 def test_old_connection_ends_its_calls_first_and_is_cut_off_after_its_grace() -> None:
     started = time.monotonic()
-    with running(Limits(max_age_s=0.2, max_age_grace_s=0.5)) as server, RawClient(server) as client:
-        client.send(HOLD)
-        assert ended(client) == (ENHANCE_YOUR_CALM, b"calls did not end in time on an old connection")
+    with running(Limits(max_age_s=0.2, max_age_grace_s=0.5)) as server:
+        with server.asleep():  # its call begins before the connection is old
+            client = RawClient(server, OPENING + HOLD)
+        with client:
+            assert ended(client) == (ENHANCE_YOUR_CALM, b"calls did not end in time on an old connection")
         assert time.monotonic() - started >= 0.6
         assert server.worker.limit_hits["connection_age_grace"] == 1
 
