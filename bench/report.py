@@ -9,8 +9,9 @@ from pathlib import Path
 
 from bench.density_report import density_section
 from bench.goodput_report import goodput_section
+from bench.notes import notes_of, with_notes
 from bench.options import BASELINE, REST_BASELINE, h2load_shape, stream_shape
-from bench.page import replace_between
+from bench.page import between, replace_between
 from bench.protocols import BINARY, GRPC
 from bench.results import Cell, Figure, Results
 from bench.short_texts import SHORT_TEXT
@@ -121,7 +122,7 @@ def report_command(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m bench report",
         description="Put the figures of a run into docs/measurements.md, with plots. What other runs measured of other "
-        "parts stays.",
+        "parts stays, and so do the notes that were written by hand beside the tables.",
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="bench/results/NAME.json")
     parser.add_argument(
@@ -132,8 +133,9 @@ def report_command(arguments: Sequence[str]) -> int:
     try:
         results = Results.read(options.file)
         page = options.page.read_text(encoding="utf-8")
-        replace_generated(page, "")
-        runs = [*_kept_runs(folder, results), results]
+        notes = notes_of(between(page, BEGIN, END))
+        runs = sorted([*_kept_runs(folder, results), results], key=lambda run: run.started)
+        with_notes("\n".join(map(markdown, runs)), notes)  # before anything is written
     except (OSError, ValueError, KeyError, TypeError) as error:
         print(f"{options.file}: {error}", file=sys.stderr)
         return 2
@@ -142,14 +144,19 @@ def report_command(arguments: Sequence[str]) -> int:
         old.unlink()
     number_of_plots = 0
     sections = []
-    for run in sorted(runs, key=lambda run: run.started):
+    for run in runs:
         plots = [(f"{folder.name}/{file}", text) for file, text in _plots(run, folder)]
         number_of_plots += len(plots)
         run.save(folder / f"{run.name}.json")
         raw = f"\nEvery figure of every round: [{folder.name}/{run.name}.json]({folder.name}/{run.name}.json).\n"
         sections.append(markdown(run, plots) + raw)
-    options.page.write_text(replace_generated(page, "\n".join(sections)), encoding="utf-8")
+    generated = with_notes("\n".join(sections), notes)
+    options.page.write_text(replace_generated(page, generated), encoding="utf-8")
     print(f"{options.page}: {len(results.figures)} figures; {number_of_plots} plots in {folder}")
+    fresh = markdown(results).splitlines()
+    for heading in notes:
+        if heading in fresh:
+            print(f"{options.page}: see whether the notes under '{heading}' fit the new figures")
     return 0
 
 
