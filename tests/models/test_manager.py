@@ -238,6 +238,39 @@ def test_loaded_models_run_until_stop_ends_every_executor(tmp_path: Path) -> Non
     assert results[0].outputs.data[0] == np.full(4, 2, np.float32).tobytes()
 
 
+@pytest.mark.parametrize("threads", [0, 1], ids=["threads of its own", "threads that models share"])
+def test_a_server_that_fails_waits_for_its_executors_to_close_their_sessions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    put(tmp_path, "m", config=CONFIG.format(1))
+    closing, closed = threading.Event(), threading.Event()
+    close = ModelSession.close
+
+    def close_slowly(session: ModelSession) -> None:
+        closing.set()
+        closed.wait(0.2)  # which nobody sets
+        close(session)
+        closed.set()
+
+    monkeypatch.setattr(ModelSession, "close", close_slowly)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            options = LoadOptions([OnnxKind(SessionOptions(), Placement())], Placement(), executor_threads=threads)
+            manager = ModelManager(options, nursery)
+            await manager.load_all(scan(tmp_path), lambda *told: None)
+            await trio.testing.wait_all_tasks_blocked()
+            try:
+                nursery.cancel_scope.cancel()
+                await trio.lowlevel.checkpoint()
+            finally:
+                manager.stop()
+        assert closing.is_set()
+        assert closed.is_set()
+
+    trio.run(main)
+
+
 @pytest.mark.parametrize("delay", ["", "max_queue_delay_us: 100\n"])
 def test_models_whose_executors_share_threads_need_no_tasks_while_they_are_served(tmp_path: Path, delay: str) -> None:
     config = CONFIG.format(2) + delay

@@ -450,9 +450,14 @@ class RunningVersions:
             keep_running()
 
     async def _keep_running(self, served: ServedVersion) -> None:
-        """A version's own threads, until it is closed."""
+        """A version's own threads, until it is closed.
+
+        Also where the server ends by a failure of its own, which cancels everything: ``stop`` is called then too. A
+        thread that comes back from ONNX Runtime's code while the interpreter ends would abort the process.
+        """
         try:
-            await served.servable.run(self._host)
+            with trio.CancelScope(shield=True):
+                await served.servable.run(self._host)
         finally:
             self._ended.pop(served).set()
             self._end_threads()
