@@ -21,7 +21,7 @@ from fuzz.soak.account import Account, Entry, Sample, take_sample
 from fuzz.soak.cache_clients import CACHED
 from fuzz.soak.clients import clients
 from fuzz.soak.demand_clients import FLAGS as DEMAND_FLAGS
-from fuzz.soak.demand_clients import ON_DEMAND, build_demand_models, judge_memory
+from fuzz.soak.demand_clients import ON_DEMAND, build_demand_models, files_left_behind, judge_memory
 from fuzz.soak.length_clients import ENCODER, build_encoder
 from fuzz.soak.python_clients import PYTHON_MODELS, build_python_models
 from fuzz.soak.questions import MODELS, Questions
@@ -175,7 +175,10 @@ class _Soak:
     def _settle(self) -> None:
         deadline = time.monotonic() + _SETTLE_S
         while time.monotonic() < deadline and self.server.process.poll() is None:
-            if not self.account.left_behind(take_sample(self.server.process.pid, 0.0)):
+            left = bool(self.account.left_behind(take_sample(self.server.process.pid, 0.0)))
+            if self.demand.process.poll() is None:
+                left |= files_left_behind(self.demand_samples[0], take_sample(self.demand.process.pid, 0.0))
+            if not left:
                 return
             time.sleep(0.1)
 
