@@ -482,11 +482,11 @@ def test_a_link_to_nothing_is_refused_rather_than_taken_for_an_absent_file(tmp_p
 def test_a_file_that_cannot_be_opened_is_refused_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: Path, mode: str, buffering: int) -> None:
+    def refuse(path: Path, flags: int) -> None:
         raise PermissionError(13, "Permission denied")
 
     (tmp_path / "config.yaml").write_text(config())
-    monkeypatch.setattr(Path, "open", refuse)  # file modes do not bind root, whom tests may run as
+    monkeypatch.setattr(os, "open", refuse)  # file modes do not bind root, whom tests may run as
     with pytest.raises(ConfigurationError, match="cannot be read: Permission denied; make it readable"):
         load_settings(tmp_path)
 

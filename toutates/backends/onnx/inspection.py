@@ -67,7 +67,7 @@ def inspect_graph(
         # Weights are not copied into the layout that the CPU's operators prefer.
         config_entries=(("session.disable_prepacking", "1"),),
     )
-    with explained(folder.path):
+    with explained(folder):
         session = load_session(configuration.folder.model_path, on_cpu)
     served_by = [name for name, _ in prepared.options[0].providers]
     checked = check_graph(session, prepared, served_by, folder.model_dir)

@@ -96,7 +96,7 @@ class OnnxKind:
         shares_arena = not (shrinkage or sized) and _on_cpu(options) and options[0].memory_arena and is_small(version)
         if shares_arena:
             options = self._with_shared_arena(options)
-        with explained(version.path):
+        with explained(version):
             first = load_session(model_path, self._placed(options[0]), profile_prefix=prefixes[0])
         checked = check_graph(first, prepared, first.get_providers(), version.model_dir)
         signature = checked.signature

@@ -31,6 +31,7 @@ from toutates.models.config.ragged import RaggedKeys, ragged_of
 from toutates.models.config.settings import ModelSettings
 from toutates.models.config.triton_ragged import PBTXT_RAGGED_KEYS
 from toutates.models.config.warmup import check_warmup
+from toutates.models.repository import VersionFolder
 from toutates.protocol.signature import Signature
 from toutates.system.errors import ConfigurationError, ModelLoadError
 from toutates.system.remembered import Remembered
@@ -90,11 +91,10 @@ def prepare(model: str, configuration: VersionConfiguration, server: SessionOpti
 
     Raises:
         ConfigurationError: the configuration asks for a device that is not there; with a line for each problem.
-        ModelLoadError: the graph's file cannot be found or read.
+        ModelLoadError: the graph's file cannot be found.
     """
     if configuration.folder.problem:
         raise ModelLoadError(configuration.folder.problem)
-    _check_readable(configuration.folder.model_path)
     settings, source = configuration.settings, configuration.source
     if settings.parameters:
         raise ConfigurationError(
@@ -217,11 +217,11 @@ def check_allocator(settings: ModelSettings, providers: Sequence[str], source: P
 
 
 @contextmanager
-def explained(version_dir: Path) -> Iterator[None]:
-    """A block that loads a graph. If a file beside the graph (its weights) may not be read, the error says so.
+def explained(folder: VersionFolder) -> Iterator[None]:
+    """A block that loads a graph. If its file, or one beside it (its weights), may not be read, the error says so.
 
     Args:
-        version_dir: the version's directory.
+        folder: of the version.
 
     Raises:
         ModelLoadError: the block's, or one that names the file.
@@ -229,15 +229,17 @@ def explained(version_dir: Path) -> Iterator[None]:
     try:
         yield
     except ModelLoadError as error:
-        # ONNX Runtime names neither the file nor what is wrong with it.
+        # ONNX Runtime says of a file without permission that it does not exist.
+        _check_readable(folder.model_path)
+        # Of its weights it names neither the file nor what is wrong with it.
         if re.search(r"SystemError : 13\b|[Pp]ermission denied", str(error)):
-            for path in islice(version_dir.rglob("*"), _MAX_FILES):
+            for path in islice(folder.path.rglob("*"), _MAX_FILES):
                 _check_readable(path)
         raise
 
 
 def _check_readable(path: Path) -> None:
-    """Check that a file can be read. ONNX Runtime says of a file without permission that it does not exist.
+    """Check that a file can be read.
 
     Raises:
         ModelLoadError: it cannot be read, with the system's reason.

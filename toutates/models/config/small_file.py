@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-from io import FileIO
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +11,8 @@ from toutates.system.errors import ConfigurationError
 
 __all__ = ["read_small_file"]
 
-#: Bytes that are read at once of a file that is smaller, or does not say how large it is.
+#: Bytes that are read at once of a file that is smaller, or does not say how large it is. For as many as may be read
+#: the C library would get memory from the system each time.
 _LEAST_PIECE: Final = 4_096
 
 
@@ -30,11 +30,13 @@ def read_small_file(source: Path, most: int) -> bytes | None:
     """
     try:
         # Asked for before opening: a FIFO would block the start of the server.
-        status = os.stat(source)
-        if not stat.S_ISREG(status.st_mode):
-            raise ConfigurationError("is not a regular file", source=source, remedy="put a text file there")
-        with source.open("rb", buffering=0) as file:
-            data = _read(file, max(status.st_size + 1, _LEAST_PIECE), most + 1)
+        size = _regular_size(source, os.stat(source))
+        # By the system's own calls: Python's files would ask for the size once more, and read until nothing comes.
+        fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            data = _read(fd, size, most + 1)
+        finally:
+            os.close(fd)
     except FileNotFoundError as exc:
         if not source.is_symlink():
             return None
@@ -48,15 +50,23 @@ def read_small_file(source: Path, most: int) -> bytes | None:
     return data
 
 
-def _read(file: FileIO, piece: int, most: int) -> bytes:
+def _regular_size(source: Path, status: os.stat_result) -> int:
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigurationError("is not a regular file", source=source, remedy="put a text file there")
+    return status.st_size
+
+
+def _read(fd: int, size: int, most: int) -> bytes:
     """So many bytes, or all that there are.
 
     Args:
-        file: to be read.
-        piece: bytes to be read at once. For ``most`` bytes the C library would get memory from the system each time.
+        fd: of the file, to be read.
+        size: bytes that it says it has. It may have more by now.
         most: bytes that are read.
     """
-    data = file.read(min(piece, most))
-    while len(data) < most and (more := file.read(min(piece, most - len(data)))):
+    piece = max(size + 1, _LEAST_PIECE)
+    data = os.read(fd, min(piece, most))
+    # Of a file that has as many bytes as it says, less than was asked for is all.
+    while len(data) < most and len(data) != size and (more := os.read(fd, min(piece, most - len(data)))):
         data += more
     return data
