@@ -24,7 +24,7 @@ from tests.h2grpc.support import (
     rst_stream,
     unary,
 )
-from tests.net.running import WIDE, RawClient, running
+from tests.net.running import WIDE, RawClient, Running, running
 from toutates.h2grpc import Call, Limits, Method
 from toutates.net import turns
 
@@ -100,6 +100,14 @@ def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toutates.net.turns.TURN_NS", 0)
 
 
+def send_together(server: Running, client: RawClient, octets: bytes) -> None:
+    """Send what the worker gets by one read, however slow the client is."""
+    assert len(octets) < 65_536, "it has to fit the window of a connection that has just begun"
+    server.until(lambda: server.worker.connections)
+    with server.asleep():
+        client.send(octets)
+
+
 def slow_calls(count: int, *fields: tuple[str, str]) -> bytes:
     dear = block(request(SLOW, *fields))
     return b"".join(
@@ -111,7 +119,7 @@ def slow_calls(count: int, *fields: tuple[str, str]) -> bytes:
 def test_calls_left_over_from_a_turn_that_expire_are_not_begun() -> None:
     gate = Gate()
     with running(None, Method(SLOW, unary=gate.serve)) as server, RawClient(server, WIDE) as client:
-        client.send(slow_calls(400, ("grpc-timeout", "10M")))
+        send_together(server, client, slow_calls(400, ("grpc-timeout", "10M")))
         assert gate.entered.wait(20)
         server.expire()
         gate.opened.set()
@@ -125,7 +133,7 @@ def test_the_events_of_large_reads_are_timed_one_by_one(monkeypatch: pytest.Monk
     monkeypatch.setattr("toutates.net.turns.CLOSELY_TIMED_BYTES", 0)
     gate = Gate()
     with running(None, Method(SLOW, unary=gate.serve)) as server, RawClient(server, WIDE) as client:
-        client.send(slow_calls(turns.EVENTS_AT_ONCE, ("grpc-timeout", "10M")))
+        send_together(server, client, slow_calls(turns.EVENTS_AT_ONCE, ("grpc-timeout", "10M")))
         assert gate.entered.wait(20)
         server.expire()
         gate.opened.set()
@@ -136,20 +144,11 @@ def test_the_events_of_large_reads_are_timed_one_by_one(monkeypatch: pytest.Monk
 
 @pytest.mark.usefixtures("short_turns")
 def test_calls_left_over_from_a_turn_that_are_reset_are_not_begun() -> None:
-    gate, sent = Gate(), threading.Event()
+    gate = Gate()
     gate.opened.set()
     with running(None, Method(SLOW, unary=gate.serve)) as server, RawClient(server, WIDE) as client:
         resets = b"".join(rst_stream(stream_id) for stream_id in range(1, 700, 2))
-        octets = slow_calls(350) + resets + unary(701)
-        assert len(octets) < 65_536, "it has to fit a read"
-        server.until(lambda: server.worker.connections)
-
-        def wait() -> None:
-            assert sent.wait(20)
-
-        server.worker.call_soon(wait)
-        client.send(octets)
-        sent.set()
+        send_together(server, client, slow_calls(350) + resets + unary(701))
         while client.until(DATA).stream_id != 701:
             pass
         assert len(gate.served) < 100
@@ -161,7 +160,7 @@ def test_calls_left_over_when_their_connection_ends_are_not_begun(end: str) -> N
     gate = Gate()
     with running(None, Method(SLOW, unary=gate.serve)) as server:
         with RawClient(server, WIDE) as client:
-            client.send(slow_calls(400) + (data(0) if end == "violation" else b""))
+            send_together(server, client, slow_calls(400) + (data(0) if end == "violation" else b""))
             assert gate.entered.wait(20)
             if end == "violation":
                 gate.opened.set()
@@ -178,7 +177,7 @@ def test_calls_left_over_when_their_connection_ends_are_not_begun(end: str) -> N
 def test_drain_answers_calls_left_over_from_a_turn() -> None:
     gate = Gate()
     with running(None, Method(SLOW, unary=gate.serve)) as server, RawClient(server, WIDE) as client:
-        client.send(slow_calls(100))
+        send_together(server, client, slow_calls(100))
         assert gate.entered.wait(20)
         server.drain(20.0)
         gate.opened.set()
@@ -196,7 +195,7 @@ def test_streams_left_over_that_are_reset_do_not_begin() -> None:
         streams = b"".join(
             headers(stream_id, timed) + data(stream_id, message(b"x")) for stream_id in range(201, 261, 2)
         )
-        client.send(slow_calls(100) + streams)
+        send_together(server, client, slow_calls(100) + streams)
         assert gate.entered.wait(20)
         server.expire()
         gate.opened.set()
