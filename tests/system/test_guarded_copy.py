@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from toutates.system.guarded_copy import GuardedCopies, Mapping
+from toutates.system.guarded_copy import MOST_MAPPED, GuardedCopies, Mapping
 from toutates.system.shared_memory import FOLDER, SharedObject
 
 PAGE = mmap.PAGESIZE
@@ -87,11 +87,82 @@ def test_without_huge_pages_nothing_is_copied_and_objects_are_written_as_files(
     assert path.read_bytes() == CONTENT
 
 
+def test_threads_that_try_at_the_same_time_do_not_make_it_be_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = GuardedCopies()
+    tried: list[Mapping] = []
+
+    def fail_in_two_threads(mapping: Mapping) -> bool:
+        tried.append(mapping)
+        if len(tried) == 3:  # the last time; and another thread comes before it is counted
+            assert made._take() is None
+        return False
+
+    monkeypatch.setattr(Mapping, "make_huge", fail_in_two_threads)
+    assert [made._take() for _ in range(9)] == [None] * 9
+    assert len(tried) == 4
+
+
+def test_a_file_that_there_is_no_room_for_is_no_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, content: write(fd, content[:100_000]))
+    copies = GuardedCopies()
+    assert copies._take() is None
+    copies.close()
+
+
+def test_so_much_is_mapped_and_other_objects_are_written_as_files(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For it takes long to let go of what was mapped and written."""
+    unmapped: list[int] = []
+    close = Mapping.close
+
+    def noted(mapping: Mapping) -> None:
+        unmapped.append(mapping.size)
+        close(mapping)
+
+    monkeypatch.setattr(Mapping, "close", noted)
+    copies = GuardedCopies(SIZE + PAGE)
+    first, second = (SharedObject(path.name, copies) for _ in range(2))
+    first.map(0, SIZE)
+    second.map(0, 2 * PAGE)
+    assert second.write([CONTENT], 0) == SIZE
+    assert path.read_bytes() == CONTENT
+    second.close()
+    assert not unmapped
+    first.close()
+    assert unmapped == [SIZE]
+    third = SharedObject(path.name, copies)
+    third.map(0, SIZE)
+    third.close()
+    assert unmapped == [SIZE, SIZE]
+    os.truncate(path, MOST_MAPPED + PAGE)
+    large = SharedObject(path.name, GuardedCopies())
+    large.map(0, MOST_MAPPED + 1)
+    large.close()
+    assert unmapped == [SIZE, SIZE]
+
+
+def test_what_cannot_be_mapped_is_not_counted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> Mapping:
+        raise OSError(errno.ENOMEM, "no room")
+
+    copies = GuardedCopies(SIZE)
+    with monkeypatch.context() as patch:
+        patch.setattr("toutates.system.guarded_copy.Mapping", refuse)
+        for _ in range(2):
+            one = SharedObject(path.name, copies)
+            one.map(0, SIZE)
+            one.close()
+    one = SharedObject(path.name, copies)
+    one.map(0, SIZE)
+    assert one._mapping is not None
+    one.close()
+
+
 def test_where_an_object_cannot_be_mapped_it_is_written_as_a_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> Mapping:
         raise OSError(errno.ENOMEM, "no room")
 
-    monkeypatch.setattr("toutates.system.shared_memory.Mapping", refuse)
+    monkeypatch.setattr("toutates.system.guarded_copy.Mapping", refuse)
     one = SharedObject(path.name, GuardedCopies())
     one.map(0, SIZE)
     assert one.write([CONTENT], 0) == SIZE

@@ -8,7 +8,6 @@ alone touches (``guarded_copy``).
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 from collections.abc import Callable, Sequence
@@ -92,15 +91,15 @@ class SharedObject:
         return state.st_blocks * _BLOCK >= state.st_size
 
     def map(self, offset: int, size: int) -> None:
-        """Map a part of the object for what is written to it, where the system can. Called once.
+        """Map a part of the object for what is written to it, where that can be done. Called once.
 
         Args:
             offset: where the part begins, a multiple of the system's pages.
             size: of the part, bytes.
         """
         if self._copies is not None:
-            with contextlib.suppress(OSError):
-                self._mapping = Mapping(self._fd, offset, size)
+            self._mapping = self._copies.map(self._fd, offset, size)
+            if self._mapping is not None:
                 self._mapped = offset, offset + size
 
     def read_into(self, view: bytearray | memoryview, offset: int) -> int:
@@ -162,4 +161,5 @@ class SharedObject:
         """Let go of the object. Called once."""
         os.close(self._fd)
         if self._mapping is not None:
-            self._mapping.close()
+            assert self._copies is not None
+            self._copies.unmap(self._mapping)
