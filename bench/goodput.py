@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 from bench import process
 from bench.best_order import best_in_time
 from bench.errors import NoFigure
-from bench.goodput_report import BOUND_MS
+from bench.goodput_report import BOUND_MS, RUNS_US
 from bench.measure import Measurer
 from bench.models import Model
 from bench.question import METHOD, Question
@@ -42,9 +42,9 @@ IN_ORDER: Final = "in order"
 _KEY: Final = "latency_target_ms"
 WITH_TARGET: Final = f"{_KEY}: {BOUND_MS:g}"
 
-#: Microseconds of a run of one row, rows of a batch, and requests for each one of the largest model: so that the server
-#: is short of time for its models, and not for receiving requests.
-_MODELS: Final = {"small": (50, 64, 10), "middle": (500, 16, 3), "large": (5_000, 2, 1)}
+#: Rows of a batch, and requests for each one of the largest model: so that the server is short of time for its models,
+#: and not for receiving requests.
+_MODELS: Final = {"small": (64, 10), "middle": (16, 3), "large": (4, 1)}
 _CONNECTIONS: Final = 16
 _UNDER_WAY: Final = 128
 #: A client that is later than this with one request of a hundred has no verdict.
@@ -79,7 +79,7 @@ def measure_goodput(
         return
     with contextlib.ExitStack() as stack:
         ways: dict[str, tuple[list[Server], list[Question]]] = {}
-        sized = [sized_model(folder / "sized", *size) for size in _sizes()]
+        sized = [sized_model(folder / "sized", name, RUNS_US[name], rows) for name, (rows, _) in _MODELS.items()]
         for name, way, further in (("order", IN_ORDER, ""), ("target", WITH_TARGET, f"{_KEY}: {BOUND_MS:g}\n")):
             models = configured(sized, folder / name / "models", further)
             if refusal := _refused(models):
@@ -96,11 +96,6 @@ def measure_goodput(
                 }
                 questions = {way: questions for way, (_, questions) in ways.items()}
                 _measure(server, others, questions, measurer, results, number, seconds * _LENGTH, cores[-1])
-
-
-def _sizes() -> Iterator[tuple[str, float, int]]:
-    for name, (microseconds, batch_size, _) in _MODELS.items():
-        yield name, microseconds, batch_size
 
 
 def _measure(
@@ -207,7 +202,7 @@ def _best_share(
     running = sum(taken for name, taken in used.items() if name.startswith(_EXECUTOR))
     longer = running / max(sum(map(mul, answered, alone)), 1e-9)
     beside_ns = (sum(used.values()) - running) / max(sum(answered), 1) * 1e9
-    weights = [weight for _, _, weight in _MODELS.values()]
+    weights = [weight for _, weight in _MODELS.values()]
     schedule = make_schedule(Arrivals(variation), rate, seconds, weights, seed)
     return best_in_time(schedule, [own * longer * 1e9 for own in alone], beside_ns, BOUND_MS * 1e6)
 
@@ -228,7 +223,7 @@ def _load(
     """
     server.check_alive()
     host, _, port = server.address.rpartition(":")
-    weights = [weight for _, _, weight in _MODELS.values()]
+    weights = [weight for _, weight in _MODELS.values()]
     asked = [Asked(METHOD, one.message, weight) for one, weight in zip(questions, weights, strict=True)]
     load = Load(
         host, int(port), asked, _CONNECTIONS, rate, seconds, Arrivals(variation), _UNDER_WAY, bound_ms=BOUND_MS,
