@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engine.support import DOUBLE, Rig, wait_until
+from tests.engine.support import DOUBLE, DOUBLE_LENGTHS, Rig, wait_until
 from tests.waiting import DEADLINES_S
 from toutates.engine.pool import ExecutorPool
 from toutates.system.errors import TooLate
@@ -87,6 +87,22 @@ def test_a_batch_that_is_full_runs_though_its_delay_is_long(pool: ExecutorPool |
             send(rig, context, 2)
         rig.worker.collect(*range(4))
     assert rig.batches == [(8, 4)]
+
+
+@pytest.mark.parametrize("delay_ns", [0, 3600 * 10**9])
+def test_of_batches_that_are_ready_together_the_first_one_gets_the_thread_that_the_pool_has(delay_ns: int) -> None:
+    pool = ExecutorPool(1)
+    pool.open()
+    rig = Rig(DOUBLE_LENGTHS, executors=2, delay_ns=delay_ns, enough_rows=2, pool=pool)
+    with rig.running():
+        rig.wait_idle()
+        wait_until(lambda: not pool.is_busy)
+        for length, rows in ((4, 2), (5, 3)):
+            rig.worker.add(length, rig.lane((length,)), np.ones((rows, length), np.float32))
+        rig.worker.end_round()
+        rig.worker.collect(4, 5)
+    assert rig.batches == [(2, 1), (3, 1)]
+    pool.end()
 
 
 def test_a_request_whose_caller_has_left_while_it_waited_is_not_run(pool: ExecutorPool | None) -> None:

@@ -31,6 +31,7 @@ class Inbox(SimpleQueue[Batch | None]):
         """A batch comes without the lock, which the executor that has it may want at once."""
         if item is not None and item is not LOOK:
             assert not self._scene.lock.locked()
+            self._scene.came.append(item)
         super().put(item)
 
     def get(self, block: bool = True, timeout: float | None = None) -> Batch | None:
@@ -72,6 +73,8 @@ class Scene:
         for executor in self.executors:
             executor.inbox = Inbox(self)
         self.events: list[tuple[int, Callable[[], object]]] = []
+        #: the batches that executors were given in their inboxes
+        self.came: list[Batch] = []
         self.opened = 0
 
     def at(self, ns: int, event: Callable[[], object]) -> None:
@@ -134,6 +137,15 @@ def test_an_idle_executor_gets_the_batch_that_is_committed() -> None:
     assert scene.dispatcher.idle == scene.executors[:1]
     assert scene.take(1) is batch
     assert not scene.executors[1].waits_for_inbox
+
+
+def test_the_batch_that_is_to_run_first_is_handed_over_first() -> None:
+    scene = Scene(executors=3)
+    for number in range(3):
+        scene.sleep(number)
+    batches = [scene.open_one() for _ in range(3)]
+    scene.dispatch(inline=False)
+    assert scene.came == batches
 
 
 def test_a_quick_batch_is_run_inline_and_one_alone() -> None:

@@ -108,8 +108,9 @@ class Dispatcher:
         idle: the executors that are neither at work nor claimed.
         keeps_time: as given.
         pool: that has threads for the executors; None where they have their own.
-        handed: executors, each with what it is to do, for whoever lets go of the lock to call ``hand_over``. An
-            executor that is woken while the lock is held may have the waker's core, and then wait for the lock.
+        handed: executors, each with what it is to do, the first one first, for whoever lets go of the lock to call
+            ``hand_over``. An executor that is woken while the lock is held may have the waker's core, and then wait for
+            the lock.
     """
 
     def __init__(
@@ -149,7 +150,7 @@ class Dispatcher:
         run: InlineRun | None = None
         while self.idle:
             if self._is_pool_busy() and self._is_better_gathered(inline=inline and run is None):
-                if self._due is None:
+                if self._due is None or self.handed:  # what looks for due batches would have the thread before those
                     self.handed.append((self.idle.pop(), LOOK))
                 else:
                     self._due.look_soon()
@@ -172,7 +173,7 @@ class Dispatcher:
         handed = self.handed
         while handed:
             try:
-                executor, batch = handed.pop()
+                executor, batch = handed.pop(0)  # the pool may have a thread for one of them only
             except IndexError:  # another thread has handed it over
                 return
             executor.inbox.put(batch)

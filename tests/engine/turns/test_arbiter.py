@@ -301,5 +301,36 @@ def test_who_has_run_and_has_another_batch_waits_for_a_turn_before_others_get_on
     assert granted == ["other"]
 
 
+def test_what_hears_of_a_turn_is_free_without_the_garbage_collector_once_it_has_come() -> None:
+    arbiter = Arbiter(1, clock_ns=lambda: 1)
+    executors = [TakesTurns(), TakesTurns()]
+    for executor in executors:
+        arbiter.add(Member([executor], due_ns=lambda batch: 0))
+    granted: list[Any] = []
+    heard: list[weakref.ref[Any]] = []
+
+    def asks(turn: Any) -> bool:
+        def grant() -> None:
+            granted.append(turn)  # as an executor's, it refers to the turn
+
+        heard.append(weakref.ref(grant))
+        batch: Any = Due(0)
+        return bool(turn.ask(batch, lambda look, every_s: None, grant))
+
+    turns: list[Any] = [executor.turn for executor in executors]
+    gc.disable()
+    try:
+        assert asks(turns[0])
+        assert heard[0]() is None
+        assert not asks(turns[1])
+        assert heard[1]() is not None
+        turns[0].end()
+        assert granted == turns[1:]
+        assert heard[1]() is None
+    finally:
+        gc.enable()
+    turns[1].end()
+
+
 def test_executors_look_sooner_where_they_may_wait_for_a_run_beside_which_there_is_room() -> None:
     assert Arbiter(2, cores=1).look_s < Arbiter(2, cores=2).look_s == Arbiter(2).look_s

@@ -49,8 +49,10 @@ class Turn:
         #: open file for each executor.
         self._gate: SimpleQueue[None] = SimpleQueue()
         self._claim: Claim | None = None
-        #: called once it is the turn of a claim that was not granted at once
-        self._granted: Callable[[], None] = partial(self._gate.put, None)
+        self._wake = partial(self._gate.put, None)
+        #: called once it is the turn of a claim that was not granted at once. One of ``ask`` refers to the executor,
+        #: and to this: it is not kept, or the executor's session would wait for a garbage collector.
+        self._granted: Callable[[], None] = self._wake
 
     @property
     def is_strict(self) -> bool:
@@ -84,7 +86,10 @@ class Turn:
             self.end()
             return True
         self._granted = granted
-        return self._ask(batch, wait)
+        at_once = self._ask(batch, wait)
+        if at_once:
+            self._granted = self._wake
+        return at_once
 
     def _ask(
         self, batch: Batch, wait: Callable[[Callable[[], None], float], None] = lambda look, every_s: None
@@ -103,7 +108,8 @@ class Turn:
 
     def note_granted(self) -> None:
         """It is its turn; without the arbiter's lock, which whoever this wakes up may want at once."""
-        self._granted()
+        granted, self._granted = self._granted, self._wake
+        granted()
 
     def end(self) -> None:
         """It has run."""
