@@ -134,3 +134,50 @@ def test_metrics_are_where_their_url_says() -> None:
         "/x/metrics",
     )
     assert read("host", "-m", "a", "--metrics-url", "host:2").metrics == (Endpoint(HTTP, "host", 2), "/metrics")
+
+
+def test_a_range_that_a_knee_is_searched_in_has_no_steps() -> None:
+    wanted = [read("host", "-m", "a", "--slo", "p99=10ms", "--rate", f"100:2000{step}") for step in ("", ":1500")]
+    assert [one.within for one in wanted] == [(100, 2_000)] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--arrivals", "trace:FILE", "--rate", "5"], "--arrivals: says when requests are sent, and --rate too"),
+        (["--arrivals", "trace:FILE", "--concurrency", "5"], "--arrivals: says when requests are sent, and --concurr"),
+        (
+            ["--request-intervals", "FILE", "--concurrency-range", "5"],
+            "--request-intervals: says when requests are sent, and --concurrency-range too",
+        ),
+        (["--arrivals", "trace:FILE", "--slo", "p99=1ms"], "--arrivals: has a rate of its own, and --slo searches"),
+        (["--arrivals", "ramp:9", "--slo", "p99=1ms", "--rate", "1:5"], "--arrivals: has a rate of its own"),
+    ],
+)
+def test_arrivals_that_have_a_rate_get_no_other_one(tmp_path: Path, arguments: list[str], told: str) -> None:
+    file = tmp_path / "gaps"
+    file.write_text("100\n300\n")
+    with pytest.raises(ConfigurationError, match="^" + re.escape(told)):
+        read("host", "-m", "a", *(one.replace("FILE", str(file)) for one in arguments))
+
+
+@pytest.mark.parametrize("gap", ["inf", "1e999", "nan"])
+def test_a_gap_of_a_trace_without_an_end_is_refused(tmp_path: Path, gap: str) -> None:
+    file = tmp_path / "gaps"
+    file.write_text(f"100\n{gap}\n")
+    with pytest.raises(ConfigurationError, match="the gaps of a trace must be finite"):
+        read("host", "-m", "a", "--arrivals", f"trace:{file}")
+
+
+def test_no_arrivals_are_more_than_a_rate_may_be(tmp_path: Path) -> None:
+    file = tmp_path / "gaps"
+    file.write_text("0.01\n")
+    for arrivals in (f"trace:{file}", "ramp:1e12"):
+        with pytest.raises(ConfigurationError, match="at most 10000000 can be sent"):
+            read("host", "-m", "a", "--arrivals", arrivals)
+
+
+@pytest.mark.parametrize(("name", "why"), [("none.json", "No such file or directory"), ("", "Is a directory")])
+def test_data_that_cannot_be_read_is_told_before_a_server_is_asked(tmp_path: Path, name: str, why: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^--data: cannot be read: {why}"):
+        read("host", "-m", "a", "--input-data", str(tmp_path / name))

@@ -9,6 +9,7 @@ import os
 import pty
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -324,6 +325,22 @@ def test_a_server_that_dies_loses_calls_and_is_told(repository: Path, tmp_path: 
         assert "LOST: " in out
         assert "Connection refused" in out
         assert "p50" in out
+
+
+def test_a_connection_that_is_reset_is_told_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    def reset() -> None:
+        connection, _ = listener.accept()
+        connection.recv(1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        thread = threading.Thread(target=reset)
+        thread.start()
+        assert main(["bench", f"http://127.0.0.1:{port}", "--model", "dynamic"]) == 1
+        thread.join()
+    assert capsys.readouterr().err == f"toutates: error: 127.0.0.1:{port}: Connection reset by peer\n"
 
 
 def _greeting(answer: bytes) -> Callable[[socket.socket], None]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import resource
 from typing import Any
 
 import numpy as np
@@ -62,6 +64,34 @@ def test_requests_without_an_answer_are_told_when_patience_ends(held_server: tup
         record = driver.run_schedule(schedule, 0.1, patience_s=0)
     assert record.statuses.tolist() == [UNANSWERED] * 4
     assert summarise(record, 1, 10**9).total.statuses == {"UNANSWERED": 4}
+
+
+def test_more_requests_than_memory_holds_are_told(server: ServerProcess) -> None:
+    with pytest.raises(LoadFailed, match="the client failed: Unable to allocate"):
+        run_load(load(server.port, 1e16))
+
+
+def test_a_client_has_more_connections_than_a_process_has_small_descriptors(server: ServerProcess) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4_096, hard), hard))
+    schedule = make_schedule(CONSTANT, 100, 0.1, [1], seed=0)
+    endpoint = Endpoint(GRPC, "127.0.0.1", server.port)
+
+    def connected() -> ClientConnection:
+        if not taken:  # what a thousand connections before this one would have taken
+            taken.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(1_100))
+        return ClientConnection()
+
+    try:
+        with contextlib.closing(
+            Driver(endpoint, 1, [Request(PATH, "localhost", message("dynamic"))], connected)
+        ) as one:
+            assert set(one.run_schedule(schedule, 0.1, patience_s=60).statuses.tolist()) == {0}
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_answers_to_a_warming_up_are_not_taken_for_those_of_the_load(held_server: tuple[ServerProcess, Runs]) -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -24,6 +25,8 @@ from examples.make_repository import mlp
 from tests.e2e.process import ROOT, environment, running
 from tests.waiting import PATIENCE_S
 from toutates.command.main import main
+from toutates.command.tune import running as running_tune
+from toutates.system.errors import ConfigurationError
 from toutates.tune.space import Space
 from toutates.tune.tuning import Tuning
 
@@ -262,7 +265,13 @@ def test_an_interrupt_prints_what_there_is_and_leaves_nothing(
         (["--output={models}/tuned"], "lies in the model repository"),
         (["--output={models}/mlp/1"], "lies in the model repository"),
         (["--output={other}"], "already has a config.yaml"),
+        (["--output={other}/config.yaml"], "is no folder"),
+        (["--output={other}/config.yaml/deeper"], "is no folder"),
         (["--output=x", "--write"], "leave one out"),
+        (["--json=/nonexistent/file"], "--json: cannot be written"),
+        (["--html={other}"], "--html: cannot be written"),
+        (["--data=/nonexistent.json"], "--data: cannot be read: No such file"),
+        (["--seconds-per-point=0"], "--seconds-per-point: must be above 0"),
         (["--points=0"], "--points"),
         (["--accuracy=99%"], "such as cosine>=0.999"),
         (["--lengths=9"], "such as 8:128"),
@@ -280,6 +289,36 @@ def test_bad_flags_are_refused_before_anything_is_measured(
     filled = [flag.format(models=model.parent, other=tmp_path / "other") for flag in flags]
     assert main(["tune", str(model), *filled]) == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--write", "--output={folder}"])
+def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
+    folder = tmp_path / "locked" if "folder" in flag else model / "1"
+    folder.mkdir(exist_ok=True)
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != folder and access(path, mode))
+    assert main(["tune", str(model), flag.format(folder=folder / "new")]) == 2
+    assert f"{flag.partition('=')[0]}: cannot be written" in capsys.readouterr().err
+
+
+def test_what_was_measured_is_told_though_files_cannot_be_written(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measured(*arguments: Any) -> str:
+        arguments[-1].chosen = {}
+        return ""
+
+    def full(_: object) -> list[Path]:
+        raise ConfigurationError("cannot be written: No space left on device", key="--output")
+
+    monkeypatch.setattr(running_tune, "_tune", measured)
+    monkeypatch.setattr(running_tune, "write_files", full)
+    told = tmp_path / "t.json"
+    assert main(["tune", str(model), f"--output={tmp_path / 'tuned'}", f"--json={told}"]) == 2
+    assert "No space left" in capsys.readouterr().err
+    assert json.loads(told.read_text())["models"] == ["mlp"]
 
 
 def test_what_is_no_model_is_refused(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

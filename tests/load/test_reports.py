@@ -6,6 +6,7 @@ import csv
 import html.parser
 import io
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,9 +19,11 @@ from toutates.bench.measured import Measured, read_target
 from toutates.bench.outcome import Outcome, OutcomeOfRequest, Slice
 from toutates.bench.report import Point, Report
 from toutates.bench.report_csv import write_csv
+from toutates.bench.report_files import check_report_file
 from toutates.bench.report_html import write_html
 from toutates.bench.server_figures import ServerFigures
 from toutates.bench.svg import shown
+from toutates.system.errors import ConfigurationError
 
 #: Elements of HTML without an end.
 VOID = {"meta", "br"}
@@ -94,6 +97,18 @@ def test_the_csv_has_perf_analyzers_columns() -> None:
     assert 0 < int(rows[0]["p50 latency"]) <= int(rows[0]["p99 latency"])
     rows = list(csv.DictReader(io.StringIO(write_csv(Report("", "", [point(4, 250.0)])))))
     assert rows[0]["Request Rate"] == "250"
+
+
+def test_a_file_that_is_checked_is_left_as_it_is(tmp_path: Path) -> None:
+    there, link = tmp_path / "there", tmp_path / "link"
+    there.write_text("mine")
+    link.symlink_to(tmp_path / "target")
+    for path in (there, link, tmp_path / "new"):
+        check_report_file("--csv", str(path))
+    assert {one.name for one in tmp_path.iterdir()} == {"there", "link"}
+    assert there.read_text() == "mine"
+    with pytest.raises(ConfigurationError, match=r"^--csv: cannot be written: Is a directory"):
+        check_report_file("--csv", str(tmp_path))
 
 
 def test_numbers_are_shown_with_three_digits() -> None:

@@ -127,7 +127,8 @@ def _exchange(endpoint: Endpoint, side: ClientSide, request: Any) -> Answer:
         except TimeoutError as error:
             raise Unreachable(f"{endpoint.authority}: no answer within {_PATIENCE_S:g} s") from error
         except (OSError, ConnectionFailed) as error:
-            raise Unreachable(f"{endpoint.authority}: {error}") from error
+            text = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise Unreachable(f"{endpoint.authority}: {text}") from error
 
 
 def _error_text(body: bytes) -> str:

@@ -7,7 +7,9 @@ the model batches. BYTES are arrays of objects of bytes; BF16, which NumPy lacks
 from __future__ import annotations
 
 import base64
+import errno
 import json
+import os
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,8 +23,9 @@ import numpy.typing as npt
 from toutates.bench.calls import Refused
 from toutates.bench.metadata import ModelFacts, TensorFacts
 from toutates.protocol.datatypes import BY_NAME
+from toutates.system.errors import ConfigurationError
 
-__all__ = ["RANDOM", "ZEROS", "Contents", "DataSettings", "make_contents"]
+__all__ = ["RANDOM", "ZEROS", "Contents", "DataSettings", "check_source", "make_contents"]
 
 Array = npt.NDArray[Any]
 
@@ -69,6 +72,29 @@ class Contents:
 
     inputs: Mapping[str, Array]
     expected: Mapping[str, Array] = field(default_factory=dict)
+
+
+def check_source(source: str) -> None:
+    """Whether a source is one, before a server is asked.
+
+    Raises:
+        ConfigurationError: it is a file that cannot be read.
+    """
+    if source in (RANDOM, ZEROS):
+        return
+    path = Path(source)
+    try:
+        path.stat()
+        code = errno.EISDIR if path.is_dir() else 0 if os.access(path, os.R_OK) else errno.EACCES
+    except OSError as error:
+        code = error.errno or errno.ENOENT
+    if code:
+        raise ConfigurationError(
+            f"cannot be read: {os.strerror(code)}",
+            key="--data",
+            value=source,
+            remedy=f"write {RANDOM}, {ZEROS}, or the name of a file",
+        )
 
 
 def make_contents(facts: ModelFacts, settings: DataSettings, rng: np.random.Generator) -> list[Contents]:

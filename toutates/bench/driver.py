@@ -86,8 +86,12 @@ class Driver:
         self._choice_of: Callable[[int], int] = int
         self._endpoint, self._make = endpoint, make
         self._context: ssl.SSLContext | None = endpoint.tls.context(endpoint.protocol) if endpoint.tls else None
-        self._links = list(connect(endpoint, make, self._context, connections))
-        self._poll = select.epoll()
+        self._poll = select.epoll()  # before all connections: ``select`` takes no descriptor from 1,024 on
+        try:
+            self._links = list(connect(endpoint, make, self._context, connections))
+        except BaseException:
+            self._poll.close()
+            raise
         for link in self._links:
             link.register(self._poll)
         self._by_fd = {link.sock.fileno(): link for link in self._links}

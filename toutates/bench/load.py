@@ -403,7 +403,7 @@ def main() -> int:
     try:
         load, number, count = read_message(0)
         _make(load, number, count, say, lambda: read_message(0))
-    except (Unreachable, ConfigurationError, ValueError, OSError) as error:
+    except (Unreachable, ConfigurationError, ValueError, OSError, MemoryError) as error:
         say("failed", str(error))
         return 1
     except EOFError:  # the parent has gone

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from toutates.bench.arrivals import Arrivals
-from toutates.bench.data import DataSettings
+from toutates.bench.data import DataSettings, check_source
 from toutates.bench.endpoint import GRPC, HTTP, Endpoint, Tls, parse_endpoint
 from toutates.bench.load import Load
 from toutates.bench.measured import Condition, read_condition, read_target
@@ -23,6 +23,7 @@ from toutates.system.errors import ConfigurationError
 __all__ = ["Wanted", "read_flags"]
 
 _MOST_POINTS = 200
+_MOST_RATE = 10_000_000
 #: Over gRPC, and over HTTP/1.1 in an open loop, where a connection has one request under way.
 _CONNECTIONS = 4
 _HTTP_CONNECTIONS = 64
@@ -155,6 +156,7 @@ def _questions(parsed: argparse.Namespace, endpoint: Endpoint) -> Questions:
         if not 0 <= variation <= 1:
             raise ConfigurationError("must be from 0 to 100", key="--sequence-length-variation", value=f"{variation:%}")
         sequences = Sequences(parsed.sequence_length, variation, parsed.start_sequence_id)
+    check_source(parsed.data)
     return Questions(
         _targets(parsed),
         parsed.api,
@@ -205,6 +207,7 @@ def _bool(text: str) -> bool:
 
 def _loads(parsed: argparse.Namespace, endpoint: Endpoint) -> list[Load]:
     arrivals = _arrivals(parsed.arrivals or "poisson")
+    _check_arrivals(parsed, arrivals)
     if parsed.rate is not None and parsed.concurrency is not None and not parsed.slo:
         raise ConfigurationError(
             "is of a closed loop, and --rate of an open one", key="--concurrency", remedy="give one"
@@ -231,7 +234,7 @@ def _loads(parsed: argparse.Namespace, endpoint: Endpoint) -> list[Load]:
         mean_s = sum(arrivals.gaps_ns) / len(arrivals.gaps_ns) / 1e9
         return [replace(base, rate=1 / mean_s)]
     if parsed.rate is not None and not parsed.slo:
-        rates = _range(parsed.rate, "--rate", 10_000_000)
+        rates = _range(parsed.rate, "--rate", _MOST_RATE)
         return [replace(base, rate=rate) for rate in rates]
     counts = _range(parsed.concurrency or "16", "--concurrency", 1_000_000)
     if any(count != int(count) for count in counts):
@@ -247,16 +250,39 @@ def _loads(parsed: argparse.Namespace, endpoint: Endpoint) -> list[Load]:
     ]
 
 
+def _check_arrivals(parsed: argparse.Namespace, arrivals: Arrivals) -> None:
+    """A trace and a ramp say themselves how much is sent."""
+    told = parsed.arrivals
+    if parsed.slo and (arrivals.gaps_ns or arrivals.ramp_to is not None):
+        raise ConfigurationError(
+            "has a rate of its own, and --slo searches for one", key="--arrivals", value=told, remedy="leave one out"
+        )
+    if arrivals.gaps_ns and (parsed.rate or parsed.concurrency):
+        flag = "--rate" if parsed.rate else "--concurrency"
+        raise ConfigurationError(
+            f"says when requests are sent, and {flag} too", key="--arrivals", value=told, remedy="leave one out"
+        )
+
+
 def _within(parsed: argparse.Namespace) -> tuple[float, float] | None:
     """The ends of a range of rates, where a knee is searched for."""
     if parsed.rate is None or not parsed.slo:
         return None
-    first, *_, last = _range(parsed.rate, "--rate", 10_000_000) * 2
+    first, last, _ = _ends(parsed.rate, "--rate", _MOST_RATE)
     return first, last
 
 
 def _range(text: str, flag: str, most: float) -> list[float]:
     """The numbers of ``N`` or ``START:END[:STEP]``, the end included."""
+    start, end, step = _ends(text, flag, most)
+    count = int((end - start) / step + 1e-9) + 1
+    if count > _MOST_POINTS:
+        raise ConfigurationError(f"is a range of {count} loads", key=flag, value=text, remedy="give a larger STEP")
+    return [start + place * step for place in range(count)]
+
+
+def _ends(text: str, flag: str, most: float) -> tuple[float, float, float]:
+    """The first number, the last one and the step of ``N`` or ``START:END[:STEP]``."""
     try:
         parts = [float(part) for part in text.split(":")]
         start, end, step = {1: (parts * 3)[:3], 2: [*parts, 1.0], 3: parts}[len(parts)]
@@ -269,10 +295,7 @@ def _range(text: str, flag: str, most: float) -> list[float]:
             value=text,
             remedy="write N or 1:16:5",
         ) from None
-    count = int((end - start) / step + 1e-9) + 1
-    if count > _MOST_POINTS:
-        raise ConfigurationError(f"is a range of {count} loads", key=flag, value=text, remedy="give a larger STEP")
-    return [start + place * step for place in range(count)]
+    return start, end, step
 
 
 def _arrivals(text: str) -> Arrivals:
@@ -286,7 +309,7 @@ def _arrivals(text: str) -> Arrivals:
             case "burst":
                 return Arrivals(1.0, burst=int(value))
             case "ramp":
-                return Arrivals(1.0, ramp_to=float(value))
+                return Arrivals(1.0, ramp_to=_within_most(float(value)))
             case "trace":
                 return Arrivals(gaps_ns=_trace(Path(value)))
             case _:
@@ -303,10 +326,20 @@ def _arrivals(text: str) -> Arrivals:
 
 
 def _trace(path: Path) -> tuple[int, ...]:
-    gaps = tuple(round(float(line) * 1e3) for line in path.read_text().split())
+    gaps = [float(line) * 1e3 for line in path.read_text().split()]
     if not gaps:
         raise ValueError("the trace holds no gaps")
-    return gaps
+    if not all(map(math.isfinite, gaps)):
+        raise ValueError("the gaps of a trace must be finite")
+    if mean := sum(gaps) / len(gaps):
+        _within_most(1e9 / mean)
+    return tuple(map(round, gaps))
+
+
+def _within_most(rate: float) -> float:
+    if rate > _MOST_RATE:
+        raise ValueError(f"{rate:g} requests/s; at most {_MOST_RATE} can be sent")
+    return rate
 
 
 def _targets(parsed: argparse.Namespace) -> list[Target]:

@@ -9,7 +9,6 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -25,12 +24,12 @@ from toutates.bench.measuring import Prepared, measure, prepare
 from toutates.bench.progress import Progress
 from toutates.bench.report import Point, Report, name_of_load
 from toutates.bench.report_csv import write_csv
+from toutates.bench.report_files import check_report_file, write_report_file
 from toutates.bench.report_html import write_html
 from toutates.bench.server_figures import Meter
 from toutates.command.bench.reading import Wanted, read_flags
 from toutates.command.interrupts import sigterm_interrupts, uninterrupted
 from toutates.server.options import EXIT_FAILURE, EXIT_OK
-from toutates.system.errors import ConfigurationError
 from toutates.system.text import one_line
 
 __all__ = ["bench"]
@@ -210,18 +209,7 @@ def _check_files(parsed: argparse.Namespace) -> None:
     """Whether the files can be written, before anything is measured."""
     for name in _FILES:
         if path := getattr(parsed, name):
-            there = Path(path).exists()
-            _to_file(name, path, "", "a")
-            if not there:
-                Path(path).unlink()
-
-
-def _to_file(name: str, path: str, text: str, mode: str = "w") -> None:
-    try:
-        with open(path, mode, encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise ConfigurationError(f"cannot be written: {error.strerror}", key=f"--{name}", value=path) from None
+            check_report_file(f"--{name}", path)
 
 
 def _write(parsed: argparse.Namespace, report: Report) -> None:
@@ -229,7 +217,7 @@ def _write(parsed: argparse.Namespace, report: Report) -> None:
     _print(parsed, report)
     for name, make in _FILES.items():
         if path := getattr(parsed, name):
-            _to_file(name, path, make(report))
+            write_report_file(f"--{name}", path, make(report))
 
 
 def _print(parsed: argparse.Namespace, report: Report) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from toutates.bench.data import RANDOM, DataSettings
+from toutates.bench.data import RANDOM, DataSettings, check_source
 from toutates.command.tune.model_analyzer import Asked, OneAsked, read_analyzer_file
 from toutates.system.errors import ConfigurationError
 from toutates.tune.accuracy import Accuracy, read_accuracy
@@ -72,6 +72,8 @@ def read_jobs(parsed: argparse.Namespace) -> tuple[list[Job], list[str]]:
     """
     if parsed.write and parsed.output:
         raise ConfigurationError("cannot be had with --write", key="--output", remedy="leave one out")
+    if parsed.seconds_per_point == 0:
+        raise ConfigurationError("must be above 0", key="--seconds-per-point", value="0")
     if parsed.config_file:
         if parsed.model_dirs:
             raise ConfigurationError(
@@ -106,7 +108,9 @@ def _job(parsed: argparse.Namespace, folders: Sequence[Path], **own: Any) -> Job
         "json": parsed.json or "",
         "html": parsed.html or "",
     }
-    return Job(**{**told, **own})
+    job = Job(**{**told, **own})
+    check_source(job.data.source)
+    return job
 
 
 def _of_file(parsed: argparse.Namespace, asked: Asked) -> list[Job]:

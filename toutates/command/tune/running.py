@@ -20,6 +20,7 @@ from toutates.bench.data import RANDOM
 from toutates.bench.link import Unreachable
 from toutates.bench.load import LoadFailed
 from toutates.bench.measuring import Questions, Target
+from toutates.bench.report_files import check_report_file, write_report_file
 from toutates.bench.sequences import Sequences
 from toutates.command.config import effective_configuration
 from toutates.command.interrupts import sigterm_interrupts
@@ -66,6 +67,10 @@ def run_tune(parsed: argparse.Namespace) -> int:
     jobs, warnings = read_jobs(parsed)
     for warning in warnings:
         print(f"toutates: warning: {warning}", file=sys.stderr)
+    for job in jobs:
+        for flag, path in (("--json", job.json), ("--html", job.html)):
+            if path:
+                check_report_file(flag, path)
     settings = settings_of(parsed)
     libraries = settings["custom-op-libraries"] or ()
 
@@ -133,12 +138,14 @@ def _run_job(job: Job, configuration: Configuration, passed_on: Sequence[str]) -
             tuning.stopped, tuning.chosen, fault = True, None, ""
         for line in to_lines(tuning):
             print(line)
-        if fault:
-            _failed(fault)
-        elif tuning.chosen is not None:
-            for path in (write_beside_models if job.write else write_files)(written):
-                print(f"{'before: ' if path.suffix == '.before' else 'written:'} {path}")
-    _reports(job, tuning)
+        try:
+            if fault:
+                _failed(fault)
+            elif tuning.chosen is not None:
+                for path in (write_beside_models if job.write else write_files)(written):
+                    print(f"{'before: ' if path.suffix == '.before' else 'written:'} {path}")
+        finally:  # what was measured is told, though a configuration cannot be written
+            _reports(job, tuning)
     return EXIT_FAILURE if fault or tuning.stopped or tuning.missed else EXIT_OK, tuning.stopped
 
 
@@ -250,6 +257,7 @@ def _targets(job: Job, found: Found) -> dict[str, Path]:
                     value=str(kept.parent),
                     remedy="move it",
                 )
+            _check_folder("--write", one.config_path.parent)
         return {name: one.config_path.parent for name, one in found.tuned.items()}
     several = len(found.tuned) > 1
     output = job.output or Path(os.path.abspath("tuned" if several else f"{next(iter(found.tuned))}-tuned"))
@@ -261,10 +269,7 @@ def _targets(job: Job, found: Found) -> dict[str, Path]:
                 value=str(output),
                 remedy="name another folder by --output, or add --write",
             )
-    if output.exists() and not output.is_dir():
-        raise ConfigurationError(
-            "is no folder", key="--output", value=str(output), remedy="name one, or one that is not there yet"
-        )
+    _check_folder("--output", output)
     targets = {name: output / name if several else output for name in found.tuned}
     for target in targets.values():
         for name in (CONFIG_NAME, PBTXT_NAME):
@@ -276,6 +281,19 @@ def _targets(job: Job, found: Found) -> dict[str, Path]:
                     remedy="move it",
                 )
     return targets
+
+
+def _check_folder(flag: str, folder: Path) -> None:
+    """Whether files can be put into a folder, which is made if it is not there."""
+    there = next(one for one in (folder, *folder.parents) if one.exists())
+    if not there.is_dir():
+        raise ConfigurationError(
+            "is no folder", key=flag, value=str(folder), remedy="name one, or one that is not there yet"
+        )
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigurationError(
+            "cannot be written", key=flag, value=str(folder), remedy="name a folder that can be, by --output"
+        )
 
 
 def _results(
@@ -318,10 +336,7 @@ def _reports(job: Job, tuning: Tuning) -> None:
     }
     for name, (path, make) in makers.items():
         if path:
-            try:
-                Path(path).write_text(make(), encoding="utf-8")
-            except OSError as error:
-                raise ConfigurationError(f"cannot be written: {error.strerror}", key=name, value=path) from None
+            write_report_file(name, path, make())
 
 
 def _failed(text: str) -> int:
