@@ -152,6 +152,8 @@ def test_a_range_that_a_knee_is_searched_in_has_no_steps() -> None:
         ),
         (["--arrivals", "trace:FILE", "--slo", "p99=1ms"], "--arrivals: has a rate of its own, and --slo searches"),
         (["--arrivals", "ramp:9", "--slo", "p99=1ms", "--rate", "1:5"], "--arrivals: has a rate of its own"),
+        (["--arrivals", "gamma:4"], "--arrivals: is of an open loop, and there is no rate"),
+        (["--arrivals", "burst:4", "--concurrency", "8"], "--arrivals: is of an open loop, and there is no rate"),
     ],
 )
 def test_arrivals_that_have_a_rate_get_no_other_one(tmp_path: Path, arguments: list[str], told: str) -> None:

@@ -251,8 +251,12 @@ def _loads(parsed: argparse.Namespace, endpoint: Endpoint) -> list[Load]:
 
 
 def _check_arrivals(parsed: argparse.Namespace, arrivals: Arrivals) -> None:
-    """A trace and a ramp say themselves how much is sent."""
+    """A trace and a ramp say themselves how much is sent; all others need a rate."""
     told = parsed.arrivals
+    if told and not (arrivals.gaps_ns or parsed.rate or parsed.slo):
+        raise ConfigurationError(
+            "is of an open loop, and there is no rate", key="--arrivals", value=told, remedy="give --rate or --slo"
+        )
     if parsed.slo and (arrivals.gaps_ns or arrivals.ramp_to is not None):
         raise ConfigurationError(
             "has a rate of its own, and --slo searches for one", key="--arrivals", value=told, remedy="leave one out"
