@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.engine.test_batched import SIGNATURE, Doubling
+from toutates.engine.batched import BatchedServable
+from toutates.engine.supertensor import SuperTensor
+from toutates.engine.turns.arbiter import Arbiter
+from toutates.engine.turns.resources import Limit, Resources
+from toutates.models import kinds
 from toutates.models.config.configuration import VersionConfiguration
 from toutates.models.inspection import InspectedVersion
 from toutates.models.kinds import load_version
@@ -16,6 +24,7 @@ from toutates.models.table import ServedVersion
 from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.system.errors import ConfigurationError, ModelLoadError
 from toutates.system.placement import Placement
+from toutates.system.remembered import Remembered
 
 
 class Kind:
@@ -134,3 +143,44 @@ def test_a_kind_of_its_own_makes_a_name_of_triton_a_known_one(tmp_path: Path) ->
 def test_files_of_no_kind_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="holds no kind of model that this server was started with"):
         load(version_of(tmp_path, "other"))
+
+
+class KindWithBackends(Kind):
+    """Loads versions whose executors have something to close, such as processes."""
+
+    def __init__(self, file: str, *backends: str) -> None:
+        super().__init__(file, *backends)
+        self.made = [Doubling(), Doubling()]
+        self.loaded: list[VersionConfiguration] = []
+
+    def load(self, model: str, configuration: VersionConfiguration) -> ServedVersion:
+        self.loaded.append(configuration)
+        supertensor = SuperTensor(model, SIGNATURE, batch_size=8, capacity=2)
+        return ServedVersion(model, 1, ModelConfig(), BatchedServable(1, supertensor, self.made))
+
+
+def test_what_was_made_of_a_version_is_closed_where_there_will_never_be_enough_of_a_resource(tmp_path: Path) -> None:
+    version = version_of(tmp_path, "model.txt", "text\nrate_limits: [{resources: [{name: r, count: 5}]}]")
+    kind = KindWithBackends("model.txt", "text")
+    arbiter = Arbiter(1, Resources([Limit("r", 2)]))
+    with pytest.raises(ModelLoadError, match="is limited to 2"):
+        load_version([kind], "m", version, overridden=False, placement=Placement(), arbiter=arbiter)
+    assert [one.closed for one in kind.made] == [True, True]
+
+
+def test_of_a_version_whose_record_is_made_anew_at_each_look_the_last_is_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remembered: Remembered[Path, tuple[VersionFolder, VersionConfiguration]] = Remembered(8)
+    monkeypatch.setattr(kinds, "_CONFIGURATIONS", remembered)
+    kind = KindWithBackends("model.txt", "text")
+    version = replace(version_of(tmp_path, "model.txt", "text"), size=1)
+    config = version.path / "config.yaml"
+    for size in (1, 2, 3):
+        config.write_text(YAML.format("text").replace("batch_size: 4", f"batch_size: {size}"))
+        version = replace(version)
+        for _ in range(2):
+            load_version([kind], "m", version, overridden=False, placement=Placement(), measured=True)
+    assert [one.settings.batch_size for one in kind.loaded] == [1, 1, 2, 2, 3, 3]
+    assert [one is two for one, two in pairwise(kind.loaded)] == [True, False, True, False, True]
+    assert len(remembered) == 1

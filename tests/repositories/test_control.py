@@ -53,10 +53,11 @@ class Fickle(LocalRepository):
 
 
 @asynccontextmanager
-async def managing() -> AsyncIterator[ModelManager]:
+async def managing(parallel_loads: int = 1) -> AsyncIterator[ModelManager]:
     """A manager whose executors end with the block, also where a test fails."""
     async with trio.open_nursery() as nursery:
-        manager = ModelManager(LoadOptions([OnnxKind(SessionOptions())]), nursery)
+        options = LoadOptions([OnnxKind(SessionOptions())], parallel_loads=parallel_loads)
+        manager = ModelManager(options, nursery)
         try:
             yield manager
         finally:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import threading
 import time
 from collections.abc import AsyncIterator, KeysView
 from contextlib import asynccontextmanager
@@ -13,6 +15,8 @@ import trio
 
 from tests.repositories.test_control import managing, put
 from toutates.models.manager import ModelManager
+from toutates.models.repository import VersionFolder
+from toutates.models.running import Outcome, RunningVersions
 from toutates.repositories.control import on_demand
 from toutates.repositories.control.model_control import ModelControl
 from toutates.repositories.control.on_demand import FAILURE_S, OnDemand
@@ -80,5 +84,58 @@ def test_the_names_for_an_index_are_not_copied_on_the_main_thread(tmp_path: Path
             names = await control.names()
             assert set(names) == {"a", "b"}
             assert isinstance(names, KeysView)  # a view of the index
+
+    trio.run(main)
+
+
+def test_what_is_wanted_once_the_server_exits_is_refused_at_once(tmp_path: Path) -> None:
+    put(tmp_path, "a")
+
+    async def main() -> None:
+        async with loading(tmp_path) as (_, _, demand):
+            pass
+        with trio.fail_after(60):
+            assert str(await load(demand, "a")) == "Server exiting"
+
+    trio.run(main)
+
+
+def test_no_load_begins_once_the_server_exits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = {name: threading.Event() for name in ("of two versions", "small", "waits")}
+    for name in go_on:
+        put(tmp_path, name)
+    shutil.copytree(tmp_path / "of two versions" / "1", tmp_path / "of two versions" / "2")
+    begun: list[str] = []
+    try_to_load = RunningVersions.try_to_load
+
+    def load_later(running: RunningVersions, model: str, version: VersionFolder, *, overridden: bool) -> Outcome:
+        begun.append(model)
+        go_on[model].wait(60)
+        return try_to_load(running, model, version, overridden=overridden)
+
+    monkeypatch.setattr(RunningVersions, "try_to_load", load_later)
+
+    async def main() -> None:
+        told: list[str] = []
+        async with managing(parallel_loads=3) as manager:
+            repository = LocalRepository(tmp_path)
+            control = ModelControl([repository], manager, "on-demand")
+            demand = OnDemand([repository], manager, control, parallel=2)
+            await demand.begin()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(demand.run)
+                for name in go_on:
+                    demand.want(name, lambda error: told.append(str(error)))
+                while not {"of two versions", "small"}.issubset(begun):  # noqa: ASYNC110  # a task, and none
+                    await trio.sleep(0.005)
+                nursery.cancel_scope.cancel()
+                with trio.CancelScope(shield=True):
+                    go_on["small"].set()
+                    while (entry := manager.entry("small")) is None or not entry.served():  # noqa: ASYNC110
+                        await trio.sleep(0.005)
+                    go_on["of two versions"].set()
+                    go_on["waits"].set()
+        assert told == ["Server exiting"] * 3
+        assert "waits" not in begun
 
     trio.run(main)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from toutates.engine.cache.store import ResponseCache
@@ -22,7 +23,7 @@ from toutates.models.names import FoundNames
 from toutates.models.ordering import with_order
 from toutates.models.repository import VersionFolder
 from toutates.models.table import ServedVersion
-from toutates.models.turns import turns_of
+from toutates.models.turns import end_without_run, turns_of
 from toutates.system.errors import ModelLoadError
 from toutates.system.placement import Placement, running_on
 from toutates.system.remembered import Remembered
@@ -106,18 +107,23 @@ def load_version(
         check_cache_settings(model, configuration)
         check_latency_target(model, configuration)
         served = _kind_of(kinds, configuration).load(model, configuration)
-        if cache is not None and configuration.settings.response_cache:
-            served = with_cache(served, cache)
-        if configuration.settings.preserve_ordering:
-            served = with_order(served, configuration.settings)
-        turns = turns_of(served.servable, configuration.settings, arbiter) if arbiter is not None else None
-        size = version_size(version, served.servable, served.sessions) if measured else 0
+        try:
+            if cache is not None and configuration.settings.response_cache:
+                served = with_cache(served, cache)
+            if configuration.settings.preserve_ordering:
+                served = with_order(served, configuration.settings)
+            size = version_size(version, served.servable, served.sessions) if measured else 0
+            turns = turns_of(served.servable, configuration.settings, arbiter) if arbiter is not None else None
+        except BaseException:
+            end_without_run(served.servable)
+            raise
         served.note_load(turns, size, time.monotonic_ns() - began_ns, pinned=configuration.settings.pin)
         return served
 
 
-#: By the identity of a version's record, which is the same one as long as the files are: it is held here.
-_CONFIGURATIONS = Remembered[int, tuple[VersionFolder, VersionConfiguration]](8_192)
+#: By a version's directory, with the version's record, which is the same one as long as the files are. One that is made
+#: anew at each look, because there are many files or they were changed just now, takes the place of the last.
+_CONFIGURATIONS = Remembered[Path, tuple[VersionFolder, VersionConfiguration]](8_192)
 
 
 def _configuration(
@@ -131,11 +137,11 @@ def _configuration(
     """
     if not again or overridden:
         return load_configuration(version, BackendNames(kinds), overridden=overridden)
-    known = _CONFIGURATIONS.get(id(version))
-    if known is not None:
+    known = _CONFIGURATIONS.get(version.path)
+    if known is not None and known[0] is version:
         return known[1]
     configuration = load_configuration(version, BackendNames(kinds))
-    _CONFIGURATIONS.put(id(version), (version, configuration))
+    _CONFIGURATIONS.put(version.path, (version, configuration))
     return configuration
 
 

@@ -1,4 +1,4 @@
-"""The turns of a version's executors: what the arbiter has to know of them, from its configuration."""
+"""The executors of a version: what the arbiter has to know of them for their turns, and their end without any."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from toutates.engine.turns.arbiter import Arbiter, Member
 from toutates.engine.turns.resources import EXECUTION_COUNT, Limit, Need, Resources
 from toutates.models.config.settings import ModelSettings, ResourceNeed
 
-__all__ = ["EXECUTION_COUNT", "Arbiter", "Limit", "Resources", "turns_of"]
+__all__ = ["EXECUTION_COUNT", "Arbiter", "Limit", "Resources", "end_without_run", "turns_of"]
 
 
 def turns_of(servable: Servable, settings: ModelSettings, arbiter: Arbiter) -> Member | None:
@@ -38,6 +38,15 @@ def turns_of(servable: Servable, settings: ModelSettings, arbiter: Arbiter) -> M
     )
     arbiter.add(member)
     return member
+
+
+def end_without_run(servable: Servable) -> None:
+    """End a servable that nobody has run, and will: its executors close what they have, such as processes. Blocks."""
+    for part in _batched(servable):
+        part.close()
+        for executor in part.executors:
+            executor.run()
+    servable.free()
 
 
 def _batched(servable: Servable) -> list[BatchedServable]:

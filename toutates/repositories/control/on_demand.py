@@ -127,8 +127,9 @@ class OnDemand:
         #: models that are being loaded, and those of them that no task waits for
         self._under_way = 0
         self._without_task = 0
-        #: while it runs
+        #: once it runs
         self._nursery: trio.Nursery | None = None
+        self._is_ending = False
         self._failures: OrderedDict[str, _Failure] = OrderedDict()
         #: models that somebody has unloaded by request
         self._unloaded: set[str] = set()
@@ -150,7 +151,7 @@ class OnDemand:
         try:
             self._token.run_sync_soon(self._want, model, done)
         except trio.RunFinishedError:
-            done(Unavailable("Server exiting"))
+            done(_exiting())
 
     # --- for whoever watches -----------------------------------------------------------------------------------------
 
@@ -233,23 +234,24 @@ class OnDemand:
     # --- life --------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Load what is wanted, look at the index again and again, until cancelled."""
-        try:
-            async with trio.open_nursery() as nursery:
-                self._nursery = nursery
-                nursery.start_soon(self._look_for_ever)
-                nursery.start_soon(self._forget_for_ever)
-                self._begin_next()
-        finally:
-            self._nursery = None
-            wanted, self._wanted = self._wanted, {}
-            for one in wanted.values():
-                for done in one.done:
-                    done(Unavailable("Server exiting"))
-            # ONNX Runtime cannot be stopped, and must not be at work when the process ends.
-            with trio.CancelScope(shield=True):
-                while self._without_task:
-                    await self._memory.freed.wait()
+        """Load what is wanted, look at the index again and again, until cancelled. What is wanted then is refused."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            nursery.start_soon(self._look_for_ever)
+            nursery.start_soon(self._forget_for_ever)
+            self._begin_next()
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._is_ending = True
+                wanted, self._wanted = self._wanted, {}
+                for one in wanted.values():
+                    for done in one.done:
+                        done(_exiting())
+                # ONNX Runtime cannot be stopped, and must not be at work when the process ends.
+                with trio.CancelScope(shield=True):
+                    while self._without_task:
+                        await self._memory.freed.wait()
 
     async def _look_for_ever(self) -> None:
         while True:
@@ -283,6 +285,9 @@ class OnDemand:
         if entry is not None and entry.served():
             done(None)
             return
+        if self._is_ending:  # workers still read the requests that they have begun with
+            done(_exiting())
+            return
         self._wanted[model] = _Wanted(time.monotonic_ns(), [done])
         self._queue.append(model)
         self._begin_next()
@@ -293,7 +298,7 @@ class OnDemand:
 
     def _begin_next(self) -> None:
         """Begin with what waits, as far as it may."""
-        while self._nursery is not None and self._queue and self._under_way < self._parallel:
+        while self._nursery is not None and not self._is_ending and self._queue and self._under_way < self._parallel:
             model = self._queue.popleft()
             self._under_way += 1
             if not self._begin_without_task(model):
@@ -537,6 +542,10 @@ class OnDemand:
 def _expected_size(folder: ModelFolder) -> int:
     """What a model will take at least, bytes, by its files. Blocks."""
     return sum(files_size(version) + VERSION_BYTES for version in folder.versions)
+
+
+def _exiting() -> RequestError:
+    return Unavailable("Server exiting")
 
 
 def _of_ours(model: str, bug: Exception) -> RequestError:
