@@ -1,4 +1,4 @@
-"""What is said of models that run long while cores have nothing to do."""
+"""What the number of cores comes to: advice where some have nothing to do, and longer runs by workers on one."""
 
 from __future__ import annotations
 
@@ -98,3 +98,12 @@ def test_check_says_it_too_and_counts_it_as_no_warning(tmp_path: Path, monkeypat
     [said] = [fact for fact in report.facts if "cores" in fact]
     assert said.startswith("slow 1: a run of one row takes ")
     assert report.warnings == []
+
+
+def test_on_one_core_workers_do_longer_runs_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_model(tmp_path, "quick", negative())
+    quick: dict[int, int] = {}
+    for cores in (1, 2):
+        served: Any = load(tmp_path, "quick", monkeypatch, cores)
+        quick[cores] = served.servable.supertensor.quick_ns
+    assert quick == {1: 150_000, 2: 50_000}

@@ -24,6 +24,7 @@ from toutates.engine.ragged.backend import RaggedBackend
 from toutates.engine.ragged.ragged import Ragged
 from toutates.engine.sequences.tensors import SequenceTensors
 from toutates.engine.servable import Servable
+from toutates.engine.supertensor import QUICK_NS
 from toutates.models.config.configuration import VersionConfiguration
 from toutates.models.config.describe import model_config
 from toutates.models.config.labels import read_labels, shortfalls
@@ -43,6 +44,9 @@ logger = logging.getLogger(__name__)
 
 #: Batches that are profiled where config.yaml gives no number: all until the version is unloaded.
 _NEVER_STOP: Final = 2**62
+#: Runs that take less are done by workers where the process has one core: an executor's thread would run at the
+#: worker's expense all the same, and the way to it and back takes as long as a small run.
+_QUICK_ON_ONE_CORE_NS: Final = 150_000
 
 
 class OnnxKind:
@@ -65,6 +69,7 @@ class OnnxKind:
         self._device_problem = device_problem
         self._placement = placement or Placement()
         self._intra_op_turns = Turns(self._placement.intra_op)
+        self._quick_ns = QUICK_NS if usable_cores(self._placement) > 1 else _QUICK_ON_ONE_CORE_NS
         #: by the identity of options, which are held: the same with the shared arena
         self._sharing: Remembered[int, tuple[tuple[SessionOptions, ...], tuple[SessionOptions, ...]]] = Remembered(64)
 
@@ -207,6 +212,7 @@ class OnnxKind:
                 is_triton=configuration.source.name == PBTXT_NAME,
                 pin=pin,
                 lends=not pinned,
+                quick_ns=self._quick_ns,
                 padding=checked.padding,
                 grows=tensors is None,
             )
