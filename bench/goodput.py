@@ -9,7 +9,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from operator import mul
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from bench import process
-from bench.best_order import best_in_time
+from bench.best_order import best_in_time, refused_at_once_in_time
 from bench.errors import NoFigure
 from bench.goodput_report import BOUND_MS, RUNS_US
 from bench.measure import Measurer
@@ -56,8 +56,6 @@ _TRIES: Final = 3
 #: Up to this share the best order is simulated, by what the server took without targets. Beyond, batches are large, and
 #: the simulation knows none.
 _MOST_SIMULATED: Final = 0.7
-#: Threads of Toutates that run batches begin with it.
-_EXECUTOR: Final = "executor"
 
 
 def measure_goodput(
@@ -126,7 +124,7 @@ def _measure(
                 load = partial(_load, server, questions[way], share * saturated, variation)
                 simulate = None
                 if way == IN_ORDER and share <= _MOST_SIMULATED and len(os.sched_getaffinity(server.pid)) == 1:
-                    simulate = partial(_best_share, questions[way], share * saturated, variation)
+                    simulate = partial(_simulated, questions[way], share * saturated, variation)
                 try:
                     figure = _figure(server, cell, load, number, place, saturated, seconds, core, simulate)
                 except NoFigure as error:
@@ -148,18 +146,21 @@ def _figure(
     saturated: float,
     seconds: float,
     core: int,
-    simulate: partial[float] | None,
+    simulate: partial[tuple[float, float]] | None,
 ) -> GoodputFigure:
     """One load, made again while the client is late."""
     for attempt in range(_TRIES):
         seed = 1_000 * number + 10 * place + attempt
         server.check_alive()
-        before = process.thread_seconds(server.pid)
+        before = process.cpu_time(server.pid).total
         outcome = load(seed, seconds, core).outcome
-        after = process.thread_seconds(server.pid)
+        after = process.cpu_time(server.pid).total
         if not outcome.lagged(_MOST_LAG_NS):
             break
     total = outcome.total
+    best = at_once = None
+    if simulate is not None:
+        best, at_once = simulate(seed, seconds, after - before, [one.answered for one in outcome.requests])
     return GoodputFigure(
         server=server.name,
         cell=cell,
@@ -175,36 +176,36 @@ def _figure(
         lag_ms=outcome.lag.quantile(0.99) / 1e6,
         client_cpu=outcome.client_cpu,
         has_verdict=not outcome.lagged(_MOST_LAG_NS),
-        best_share=simulate(
-            seed, seconds, {name: used - before.get(name, 0.0) for name, used in after.items()},
-            [one.answered for one in outcome.requests],
-        ) if simulate else None,
-    )  # fmt: skip
+        best_share=best,
+        at_once_share=at_once,
+    )
 
 
-def _best_share(
+def _simulated(
     questions: Sequence[Question],
     rate: float,
     variation: float,
     seed: int,
     seconds: float,
-    used: Mapping[str, float],
+    used_s: float,
     answered: Sequence[int],
-) -> float:
-    """What the best order would have answered in time of a load.
+) -> tuple[float, float]:
+    """What the best order would have answered in time of a load, and what one that refuses at once would have.
+
+    Runs take what they take alone, and what else the server took is beside them: which thread runs a batch is its
+    own business.
 
     Args:
         questions, rate, variation, seed, seconds: of the load.
-        used: seconds of CPU that the server's threads took meanwhile, by their names.
+        used_s: of CPU by the server meanwhile.
         answered: how many requests to each model were answered.
     """
-    alone = [question.run_seconds for question in questions]
-    running = sum(taken for name, taken in used.items() if name.startswith(_EXECUTOR))
-    longer = running / max(sum(map(mul, answered, alone)), 1e-9)
-    beside_ns = (sum(used.values()) - running) / max(sum(answered), 1) * 1e9
+    runs_s = [question.run_seconds for question in questions]
+    beside_s = max(0.0, used_s - sum(map(mul, answered, runs_s))) / max(sum(answered), 1)
     weights = [weight for _, weight in _MODELS.values()]
     schedule = make_schedule(Arrivals(variation), rate, seconds, weights, seed)
-    return best_in_time(schedule, [own * longer * 1e9 for own in alone], beside_ns, BOUND_MS * 1e6)
+    given = schedule, [run_s * 1e9 for run_s in runs_s], beside_s * 1e9, BOUND_MS * 1e6
+    return best_in_time(*given), refused_at_once_in_time(*given)
 
 
 def _load(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from bench.results import Cell, GoodputFigure, Results
 from bench.summary import Spread, shown
@@ -53,11 +53,17 @@ def goodput_section(results: Results) -> Iterable[str]:
         points = sorted({x for by_x in ways.values() for x in by_x})
         yield f"**{server}, {arrivals}**: answered in time per second, and the share of what was offered:"
         rows = [[way, *(_entry(by_x.get(x, ())) for x in points)] for way, by_x in ways.items()]
-        best = {x: share for x in points if (share := _best(ways, x)) is not None}
-        if best:
-            rows.append(["the best order, simulated", *(f"{best[x]:.1%}" if x in best else "-" for x in points)])
+        best = _simulated(ways, points, lambda figure: figure.best_share)
+        at_once = _simulated(ways, points, lambda figure: figure.at_once_share)
+        for name, shares in (("the best order, simulated", best), ("refused at once, simulated", at_once)):
+            if shares:
+                rows.append([name, *(f"{shares[x]:.1%}" if x in shares else "-" for x in points)])
         yield table(["", *(f"{x} %" for x in points)], rows)
-        yield "\n".join(f"- {line}" for way, by_x in ways.items() for line in _verdicts(way, by_x, best.get(_LIGHT)))
+        yield "\n".join(
+            f"- {line}"
+            for way, by_x in ways.items()
+            for line in _verdicts(way, by_x, best.get(_LIGHT), at_once.get(_LIGHT))
+        )
         yield "Share of the requests to each model that was answered in time:"
         models = next(iter(next(iter(ways.values())).values()))[0].in_time_by_model
         rows = [
@@ -86,17 +92,29 @@ def _share(figures: Sequence[GoodputFigure]) -> float:
     return statistics.median(one.in_time_per_second / max(one.offered_per_second, 1e-9) for one in figures)
 
 
-def _best(ways: Mapping[str, Mapping[int, Sequence[GoodputFigure]]], x: int) -> float | None:
-    """What was simulated of the loads at one share of saturation, the median; None if nothing was."""
-    found = [one.best_share for by_x in ways.values() for one in by_x.get(x, ()) if one.best_share is not None]
-    return statistics.median(found) if found else None
+def _simulated(
+    ways: Mapping[str, Mapping[int, Sequence[GoodputFigure]]],
+    points: Sequence[int],
+    share_of: Callable[[GoodputFigure], float | None],
+) -> dict[int, float]:
+    """What was simulated of the loads at each share of saturation, medians; nothing where nothing was."""
+    medians = {}
+    for x in points:
+        found = [share for by_x in ways.values() for one in by_x.get(x, ()) if (share := share_of(one)) is not None]
+        if found:
+            medians[x] = statistics.median(found)
+    return medians
 
 
-def _verdicts(way: str, by_x: Mapping[int, Sequence[GoodputFigure]], best: float | None) -> Iterable[str]:
+def _verdicts(
+    way: str, by_x: Mapping[int, Sequence[GoodputFigure]], best: float | None, at_once: float | None
+) -> Iterable[str]:
     if _LIGHT in by_x:
         share = _share(by_x[_LIGHT])
         reached = "reached" if share >= _LEAST_IN_TIME else "missed"
         told = "" if best is None else f", by simulation at most about {best:.1%}"
+        if at_once is not None:
+            told += f", or {at_once:.1%} where requests are refused at once"
         yield f"{way}: {share:.1%} in time at {_LIGHT} % of saturation{told}; {_LEAST_IN_TIME:.0%} is {reached}"
     if _HEAVY in by_x:
         peak = max(map(_in_time, by_x.values()))

@@ -8,7 +8,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["CpuTime", "cpu_time", "open_files", "peak_mib", "reset_peak", "resident_mib", "thread_seconds", "tree"]
+__all__ = ["CpuTime", "cpu_time", "open_files", "peak_mib", "reset_peak", "resident_mib", "tree"]
 
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 _PROC = Path("/proc")
@@ -58,19 +58,6 @@ def cpu_time(pid: int) -> CpuTime:
             user += int(fields[11]) + int(fields[13])
             system += int(fields[12]) + int(fields[14])
     return CpuTime(user / _CLOCK_TICKS, system / _CLOCK_TICKS)
-
-
-def thread_seconds(pid: int) -> dict[str, float]:
-    """Seconds of CPU that the living threads of one process have used, by their names."""
-    used: dict[str, float] = defaultdict(float)
-    for entry in (_PROC / str(pid) / "task").iterdir():
-        try:
-            before, _, after = (entry / "stat").read_text().rpartition(")")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        fields = after.split()
-        used[before.partition("(")[2]] += (int(fields[11]) + int(fields[12])) / _CLOCK_TICKS
-    return dict(used)
 
 
 def resident_mib(pid: int) -> float:

@@ -114,6 +114,7 @@ class GoodputFigure:
         has_verdict: False if the client was so late that the figure says nothing of the server.
         best_share: of the same requests, the share that the best order answers in time by simulation (``best_order``),
             where runs and all else take the CPU that they have taken; None where that was not simulated.
+        at_once_share: the same where requests are refused when they come.
     """
 
     server: str
@@ -129,6 +130,7 @@ class GoodputFigure:
     client_cpu: float
     has_verdict: bool
     best_share: float | None = None
+    at_once_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

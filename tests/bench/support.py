@@ -15,7 +15,13 @@ def figure(server: str, round_number: int, user_us: float, system_us: float = 0.
 
 
 def goodput(
-    way: str, percent: int, in_time: float, *, has_verdict: bool = True, best_share: float | None = None
+    way: str,
+    percent: int,
+    in_time: float,
+    *,
+    has_verdict: bool = True,
+    best_share: float | None = None,
+    at_once_share: float | None = None,
 ) -> GoodputFigure:
     """Of a server that answers 1,000 a second when it is never without requests."""
     cell = Cell("goodput", way, "Poisson", percent)
@@ -36,6 +42,7 @@ def goodput(
             0.5,
             has_verdict,
             best_share,
+            at_once_share,
         )
     )
 

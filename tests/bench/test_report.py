@@ -89,13 +89,15 @@ def test_goodput_is_shown_with_what_was_to_be_reached() -> None:
     assert "| target, large | 25% | 25% | 25% |" in text
 
 
-def test_what_the_best_order_could_do_stands_beside_goodput() -> None:
+def test_what_the_best_orders_could_do_stands_beside_goodput() -> None:
     results = some_results()
-    results.goodput += [goodput("in order", 70, 690, best_share=0.992), goodput("target", 70, 692)]
+    results.goodput += [goodput("in order", 70, 690, best_share=0.992, at_once_share=0.99), goodput("target", 70, 692)]
     results.goodput += [goodput("in order", 300, 20), goodput("target", 300, 900)]
     text = markdown(results)
     assert "| the best order, simulated | 99.2% | - |" in text
-    assert "- target: 98.9% in time at 70 % of saturation, by simulation at most about 99.2%; 99% is missed" in text
+    assert "| refused at once, simulated | 99.0% | - |" in text
+    told = "by simulation at most about 99.2%, or 99.0% where requests are refused at once; 99% is missed"
+    assert f"- target: 98.9% in time at 70 % of saturation, {told}" in text
 
 
 def test_a_load_whose_client_was_late_has_no_part_in_the_curves() -> None:
