@@ -61,13 +61,13 @@ def plane_of(manager: Any = None, control: Any = None, readiness: Readiness | No
 
 
 @asynccontextmanager
-async def serving(root: Path, mode: ControlMode = "none") -> AsyncIterator[DataPlane]:
-    """A data plane over a repository. Everything in it is loaded, but in the mode "explicit"."""
+async def serving(root: Path, mode: ControlMode = "none", *others: Path) -> AsyncIterator[DataPlane]:
+    """A data plane over a repository, or several. Everything in the first is loaded, but in the mode "explicit"."""
     async with trio.open_nursery() as nursery:
         manager = ModelManager(LoadOptions([OnnxKind(SessionOptions())]), nursery)
         try:
             repository = LocalRepository(root)
-            control = ModelControl([repository], manager, mode, poll_s=0.01)
+            control = ModelControl([repository, *map(LocalRepository, others)], manager, mode, poll_s=0.01)
             await manager.load_all([] if mode == "explicit" else repository.scan(), lambda done, total, name: None)
             yield plane_of(manager, control)
         finally:

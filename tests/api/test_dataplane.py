@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+import onnx
 import pytest
 import trio
 from google.protobuf.message import Message
 
 from tests.api.support import plane_of, put, serving
-from tests.engine.support import DOUBLE
+from tests.engine.support import DOUBLE, model, tensor
 from toutates.api.dataplane.plane import EXTENSIONS, DataPlane
 from toutates.api.dataplane.readiness import Readiness
+from toutates.api.dataplane.traffic import traffic_document
+from toutates.models.table import ModelTable
 from toutates.protocol import grpc_service_pb2 as pb
 from toutates.protocol.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from toutates.repositories.control.modes import ControlMode
@@ -286,6 +291,98 @@ def test_a_model_that_cannot_be_loaded_is_told_with_the_reason(tmp_path: Path) -
                 await plane.load(load("missing"))
 
     trio.run(main)
+
+
+def without_version(folder: Path) -> None:
+    (folder / "1").rename(folder / "one")
+
+
+def without_graph(folder: Path) -> None:
+    (folder / "1" / "model.onnx").unlink()
+
+
+def with_another_file(folder: Path) -> None:
+    (folder / "1" / "model.onnx").write_bytes(b"no graph")
+
+
+def with_wrong_pbtxt(folder: Path) -> None:
+    (folder / "config.pbtxt").write_text("nonsense {")
+
+
+def with_wrong_yaml(folder: Path) -> None:
+    (folder / "1" / "config.yaml").write_text("padding: 7\n")
+
+
+def without_weights(folder: Path) -> None:
+    path = folder / "1" / "model.onnx"
+    nodes = [onnx.helper.make_node("Mul", ["x", "w"], ["y"])]
+    content = model(nodes, [tensor("x", ["n", 4])], [tensor("y", ["n", 4])], w=np.ones(4, np.float32))
+    graph = onnx.load_model_from_string(content)
+    onnx.save_model(graph, path, save_as_external_data=True, location="weights.data", size_threshold=0)
+    (folder / "1" / "weights.data").unlink()
+
+
+@pytest.mark.parametrize("is_linked", [False, True])
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (without_version, "no version directory in 'm', such as '1'"),
+        (without_graph, "unable to find '1/model.onnx': No such file"),
+        (with_another_file, "Load model from 1/model.onnx failed"),
+        (with_wrong_pbtxt, "failed to read text proto from config.pbtxt: line 1"),
+        (with_wrong_yaml, ": 1/config.yaml: "),
+        (without_weights, "weights.data"),
+    ],
+)
+def test_clients_are_told_no_path_of_the_server_and_the_log_is(
+    spoil: Callable[[Path], object], told: str, is_linked: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "models"
+    put(root, "m")
+    spoil(root / "m")
+    if is_linked:
+        (root / "m").rename(tmp_path / "elsewhere")
+        (root / "m").symlink_to(tmp_path / "elsewhere")
+    reasons: list[str] = []
+
+    async def main() -> None:
+        async with serving(root) as plane:
+            [entry] = index_of(plane.repository_index(pb.RepositoryIndexRequest()))
+            reasons.append(entry[3])
+        async with serving(root, "explicit") as plane:
+            with pytest.raises(RequestError) as caught:
+                await plane.load(load("m"))
+            reasons.append(str(caught.value))
+
+    trio.run(main)
+    for reason in reasons:
+        assert told in reason
+        assert str(tmp_path) not in reason
+    assert str(tmp_path) in caplog.text
+
+
+def test_a_file_of_traffic_that_cannot_be_read_is_named_without_its_path() -> None:
+    document = traffic_document(ModelTable({}, traffic_problem="/tmp/models/traffic.yaml: aliases: is not a mapping"))
+    assert document["problem"] == "traffic.yaml: aliases: is not a mapping"
+
+
+def test_repositories_are_named_to_clients_by_the_last_part_of_their_path(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    failed = "failed to load 'm', failed to poll from model repository"
+
+    async def main() -> None:
+        async with serving(tmp_path / "one", "explicit", tmp_path / "two") as plane:
+            with refused(NotInRepository, f"{failed}: it is in two repositories: 'one/m' and 'two/m'"):
+                await plane.load(load("m"))
+            shutil.rmtree(tmp_path)
+            with refused(NotInRepository, f"{failed}: no model repository has it; not all could be read: one, two"):
+                await plane.load(load("m"))
+
+    put(tmp_path / "one", "m")
+    put(tmp_path / "two", "m")
+    trio.run(main)
+    assert f"it is in two repositories: '{tmp_path}/one/m' and '{tmp_path}/two/m'" in caplog.text
 
 
 @pytest.mark.parametrize("mode", ["none", "poll"])

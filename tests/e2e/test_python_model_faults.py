@@ -86,7 +86,11 @@ LOADS = {
     ),
     "raises in initialize": (
         "class TritonPythonModel:\n    def initialize(self, args):\n        lorem_ipsum",
-        "name 'lorem_ipsum' is not defined",
+        "name 'lorem_ipsum' is not defined\n\nAt:\n  1/model.py(3): initialize",
+    ),
+    "lacks a file": (
+        "open(__file__ + '.weights')",
+        "No such file or directory: '1/model.py.weights'",
     ),
     "raises in auto_complete_config": (
         "class TritonPythonModel:\n    def auto_complete_config(config):\n        config.add_input({'nam': 'x'})",
@@ -191,11 +195,13 @@ def test_what_a_model_prints_is_bounded(client: Any, server: ServerProcess, numb
 
 
 @pytest.mark.parametrize("name", LOADS)
-def test_a_model_that_cannot_be_loaded_says_why(client: Any, name: str) -> None:
-    with pytest.raises(utils.InferenceServerException):
+def test_a_model_that_cannot_be_loaded_says_why(client: Any, name: str, root: Path) -> None:
+    with pytest.raises(utils.InferenceServerException) as caught:
         client.load_model(name.replace(" ", "_"))
     reasons = {one.name: one.reason for one in client.get_model_repository_index().models}
-    assert LOADS[name][1] in reasons[name.replace(" ", "_")]
+    reason = reasons[name.replace(" ", "_")]
+    assert LOADS[name][1] in reason
+    assert str(root) not in reason + str(caught.value)
     ask(client, 50, "good")
 
 

@@ -250,7 +250,7 @@ def index(channel: Any, **fields: Any) -> list[tuple[str, str, str, str]]:
     return [(model.name, model.version, model.state, model.reason) for model in models]
 
 
-def test_repository_index_has_every_model_with_its_state_and_reason(broken: Any) -> None:
+def test_repository_index_has_every_model_with_its_state_and_reason(broken: Any, broken_repository: Path) -> None:
     entries = index(broken)
     assert [entry[:3] for entry in entries] == [
         ("empty", "", "UNAVAILABLE"),
@@ -266,9 +266,10 @@ def test_repository_index_has_every_model_with_its_state_and_reason(broken: Any)
     assert reasons["empty", ""].startswith("Internal: no version directory in ")
     assert reasons["garbage", "1"].startswith("Internal: onnxruntime cannot load 'model.onnx': ")
     assert reasons["half", "2"].startswith("Internal: onnxruntime cannot load 'model.onnx': ")
-    assert reasons["missing", "1"].startswith("Internal: unable to find ")
+    assert reasons["missing", "1"].startswith("Internal: unable to find '1/model.onnx': ")
     assert "capacities: unknown key; did you mean `capacity`?" in reasons["misspelt", "1"]
-    assert reasons["misspelt", "1"].startswith("Internal: ")
+    assert reasons["misspelt", "1"].startswith("Internal: 1/config.yaml: ")
+    assert str(broken_repository) not in str(reasons)
 
 
 def test_repository_index_of_what_is_ready_has_nothing_else(broken: Any) -> None:

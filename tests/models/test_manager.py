@@ -146,7 +146,8 @@ def test_several_reasons_are_several_lines(tmp_path: Path, caplog: pytest.LogCap
     manager, _ = load(tmp_path)
     reasons = manager.table.models["m"].versions[1].reason.removeprefix("Internal: ").splitlines()
     assert len(reasons) > 2
-    assert caplog.messages == [f"model 'm' version 1 cannot be served: {reason}" for reason in reasons]
+    # The log says where the file is.
+    assert caplog.messages == [f"model 'm' version 1 cannot be served: {tmp_path}/m/{reason}" for reason in reasons]
 
 
 def test_bf16_and_bytes_in_one_model_are_refused(tmp_path: Path) -> None:
@@ -186,6 +187,20 @@ def test_an_error_nobody_thought_of_fails_one_version_and_is_logged_whole(
     manager, _ = load(tmp_path)
     assert manager.table.models["m"].versions[1].reason == "Internal: ZeroDivisionError: surprise"
     assert "Traceback" in caplog.text
+
+
+def test_clients_are_told_no_paths_of_files_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*arguments: object, **options: object) -> Any:
+        raise FileNotFoundError(2, "No such file or directory", str(tmp_path / "keys" / "key.pem"))
+
+    put(tmp_path / "models", "m")
+    monkeypatch.setattr(preparing_module, "check_warmup", fail)
+    manager, _ = load(tmp_path / "models")
+    told = "Internal: FileNotFoundError: [Errno 2] No such file or directory: 'key.pem'"
+    assert manager.table.models["m"].versions[1].reason == told
+    assert f"'{tmp_path}/keys/key.pem'" in caplog.text
 
 
 def test_what_a_load_has_made_in_vain_is_freed_without_the_collector(
@@ -718,7 +733,7 @@ def test_a_model_that_vanishes_while_it_loads_is_an_error_and_nothing_more(
         with trio.fail_after(30):
             async with trio.open_nursery() as nursery:
                 manager = manager_in(nursery)
-                with pytest.raises(ModelLoadError, match=r"cannot read .*/m/1/model\.onnx': No such file"):
+                with pytest.raises(ModelLoadError, match=r"cannot read '1/model\.onnx': No such file"):
                     await load_model(manager, folder_of(tmp_path))
                 await unload_model(manager, "m", forget=True)
                 assert not manager.table.models

@@ -15,13 +15,13 @@ import trio
 
 from tests.repositories.test_control import managing, put
 from toutates.models.manager import ModelManager
-from toutates.models.repository import VersionFolder
+from toutates.models.repository import ModelFolder, VersionFolder
 from toutates.models.running import Outcome, RunningVersions
 from toutates.repositories.control import on_demand
 from toutates.repositories.control.model_control import ModelControl
 from toutates.repositories.control.on_demand import FAILURE_S, OnDemand
 from toutates.repositories.local.repository import LocalRepository
-from toutates.system.errors import RequestError
+from toutates.system.errors import RepositoryError, RequestError
 
 
 @asynccontextmanager
@@ -73,6 +73,24 @@ def test_a_failure_answers_for_its_time_whatever_the_time_of_day_is_set_to(
             assert demand.failure_of("broken") is None
 
     trio.run(main)
+
+
+def test_requests_are_told_no_path_of_a_repository_that_cannot_be_read_and_the_log_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*arguments: object) -> ModelFolder:
+        raise RepositoryError(f"--model-cache-dir {tmp_path}/cache: No space left on device; make room")
+
+    put(tmp_path, "m")
+
+    async def main() -> None:
+        async with loading(tmp_path) as (_, _, demand):
+            monkeypatch.setattr(LocalRepository, "fetch", refuse)
+            told = "model 'm' cannot be loaded: --model-cache-dir cache: No space left on device; make room"
+            assert str(await load(demand, "m")) == told
+
+    trio.run(main)
+    assert f"--model-cache-dir {tmp_path}/cache" in caplog.text
 
 
 def test_the_names_for_an_index_are_not_copied_on_the_main_thread(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from toutates.models.running import LoadOptions, Outcome, RunningVersions
 from toutates.models.table import ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry
 from toutates.models.traffic.rules import TrafficRules
 from toutates.models.turn import ModelTurn, all_at
+from toutates.system.client_text import without_paths
 
 __all__ = ["LoadOptions", "ModelManager"]
 
@@ -114,9 +115,13 @@ class ModelManager:
             on_progress(loaded, total, f"{model} {entry.number}" if entry.served is not None else "")
 
         await self._running.load_all([(one.name, version) for one in folders for version in one.versions], on_version)
-        self._table.begin(
-            {one.name: ModelEntry(one.name, dict(sorted(entries[one.name].items())), one.problem) for one in folders}
-        )
+        models = {
+            one.name: ModelEntry(
+                one.name, dict(sorted(entries[one.name].items())), without_paths(one.problem, one.path)
+            )
+            for one in folders
+        }
+        self._table.begin(models)
 
     @asynccontextmanager
     async def turn(self, name: str) -> AsyncIterator[ModelTurn]:
@@ -256,7 +261,7 @@ class ModelManager:
         """Show why a model cannot be served of which nothing is."""
         known = self._table.get(name)
         if known is None or not known.served():
-            self._table.enter(ModelEntry(name, problem=problem))
+            self._table.enter(ModelEntry(name, problem=without_paths(problem)))
 
     def _note_findings(self, folder: ModelFolder) -> None:
         for warning in folder.warnings:

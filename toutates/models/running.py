@@ -8,6 +8,7 @@ garbage collector, which never looks at frozen objects.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -15,6 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Final, TypeVar
 
 import trio
@@ -29,6 +31,7 @@ from toutates.models.kinds import Kind, load_version
 from toutates.models.load_counters import LoadCounters
 from toutates.models.repository import VersionFolder
 from toutates.models.table import ModelState, ServedVersion, VersionEntry
+from toutates.system.client_text import without_paths
 from toutates.system.errors import ToutatesError
 from toutates.system.interpreter import gil_enabled
 from toutates.system.placement import Placement, Turns
@@ -80,10 +83,14 @@ class Outcome:
     Attributes:
         result: the version, or why it cannot be served.
         taken_ns: nanoseconds.
+        reason: why it cannot be served, for the log; "" if it can.
+        told: the same for clients, without paths of the server.
     """
 
     result: ServedVersion | Exception
     taken_ns: int
+    reason: str = ""
+    told: str = ""
 
 
 class RunningVersions:
@@ -187,7 +194,7 @@ class RunningVersions:
                         await self._loaders.run(partial(self._try_some, waiting, outcomes), _LOADER_NAME)
                 except Exception as error:  # the system has no thread left
                     if waiting:
-                        outcomes.append((*waiting.popleft(), Outcome(error, 0)))
+                        outcomes.append((*waiting.popleft(), _failure(error)))
                 finally:
                     for model, version, outcome in outcomes:
                         on_version(model, self.enter(model, version, outcome, overridden=False))
@@ -326,7 +333,7 @@ class RunningVersions:
                         partial(self.try_to_load, model, version, overridden=overridden), f"ort {model}"
                     )
                 except Exception as error:  # the system has no thread left
-                    outcome = Outcome(error, 0)
+                    outcome = _failure(error)
             return self.enter(model, version, outcome, overridden=overridden)
         finally:
             self._under_way -= 1
@@ -401,7 +408,7 @@ class RunningVersions:
         except Exception as error:
             # In no variable: an error holds the frames that it came through, this one with them. What they have made,
             # such as memory shared with processes, would then wait for the garbage collector.
-            return Outcome(error, time.monotonic_ns() - began_ns)
+            return _failure(error, time.monotonic_ns() - began_ns, version.model_dir)
         return Outcome(served, time.monotonic_ns() - began_ns)
 
     # --- in the manager's --------------------------------------------------------------------------------------------
@@ -413,7 +420,7 @@ class RunningVersions:
         if isinstance(served, Exception):
             # Not kept: it holds what was made in vain, by the frames that it came through.
             outcome.result = RuntimeError()
-            entry = self._refused(model, version, served)
+            entry = self._refused(model, version, served, outcome)
             del served
             self._loaders.nudge()  # to free what was made in vain
             return entry
@@ -427,20 +434,16 @@ class RunningVersions:
         self._start(served)
         return VersionEntry(version.number, ModelState.READY, served=served, identity=identity_of(version, overridden))
 
-    def _refused(self, model: str, version: VersionFolder, error: Exception) -> VersionEntry:
-        if isinstance(error, ToutatesError):
-            return self._failed(model, version, str(error))
-        fields = {"model": model, "version": version.number}
-        text = "loading model '%s' version %d failed unexpectedly"
-        logger.error(text, *fields.values(), exc_info=error, extra=fields)
-        return self._failed(model, version, f"{type(error).__name__}: {error}")
-
-    def _failed(self, model: str, version: VersionFolder, reason: str) -> VersionEntry:
+    def _refused(self, model: str, version: VersionFolder, error: Exception, outcome: Outcome) -> VersionEntry:
         self._counters.failures += 1
-        for line in reason.splitlines():
+        if not isinstance(error, ToutatesError):
+            fields = {"model": model, "version": version.number}
+            text = "loading model '%s' version %d failed unexpectedly"
+            logger.error(text, *fields.values(), exc_info=error, extra=fields)
+        for line in outcome.reason.splitlines():
             fields = {"model": model, "version": version.number, "reason": line}
             logger.error("model '%s' version %d cannot be served: %s", *fields.values(), extra=fields)
-        return VersionEntry(version.number, ModelState.UNAVAILABLE, f"Internal: {reason}")
+        return VersionEntry(version.number, ModelState.UNAVAILABLE, f"Internal: {outcome.told}")
 
     def _start(self, served: ServedVersion) -> None:
         """Have a version answer; most need no task for it until they end."""
@@ -467,6 +470,19 @@ class RunningVersions:
 
     def _count_death(self) -> None:
         self._counters.executor_deaths += 1
+
+
+def _failure(error: Exception, taken_ns: int = 0, folder: Path | None = None) -> Outcome:
+    """What has become of a load that failed. Blocks, where there is a folder.
+
+    Args:
+        error: which the caller must not keep in a variable.
+        taken_ns: nanoseconds.
+        folder: of the model. Libraries name its files by where links lead as well.
+    """
+    reason = str(error) if isinstance(error, ToutatesError) else f"{type(error).__name__}: {error}"
+    folders = () if folder is None else (folder, os.path.abspath(folder), os.path.realpath(folder))
+    return Outcome(error, taken_ns, reason, without_paths(reason, *folders))
 
 
 async def _nobody_holds(version: ServedVersion) -> None:

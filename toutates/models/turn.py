@@ -11,6 +11,7 @@ from toutates.models.load_counters import LoadCounters
 from toutates.models.repository import ModelFolder
 from toutates.models.running import Outcome, RunningVersions, identity_of
 from toutates.models.table import UNLOADED, ModelEntry, ModelState, ServedVersion, VersionEntry
+from toutates.system.client_text import without_paths
 from toutates.system.errors import ModelLoadError, NotPolled, PartlyLoaded
 
 __all__ = ["ModelTurn", "all_at"]
@@ -141,13 +142,13 @@ class ModelTurn:
 
     def _refuse(self, folder: ModelFolder, before: ModelEntry) -> None:
         """Nothing of the model is known by its number: it has a problem as a whole."""
-        self._table.enter(before if before.served() else ModelEntry(self.name, problem=folder.problem))
+        problem = without_paths(folder.problem, folder.path)
+        self._table.enter(before if before.served() else ModelEntry(self.name, problem=problem))
         if folder.has_no_version:
             raise ModelLoadError(
-                f"at least one version must be available under the version policy of model '{self.name}': "
-                f"{folder.problem}"
+                f"at least one version must be available under the version policy of model '{self.name}': {problem}"
             )
-        raise NotPolled(folder.problem)
+        raise NotPolled(problem)
 
     def _keep(self, before: ModelEntry, loaded: Mapping[int, VersionEntry], failed: Mapping[int, VersionEntry]) -> None:
         """Go on serving what was served before; versions that could not be replaced have the reason."""

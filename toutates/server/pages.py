@@ -14,6 +14,7 @@ from toutates.api.rest.calls import RestHttpCall
 from toutates.net import Worker
 from toutates.observe.view import ServerView
 from toutates.server.openapi import OpenApiPages
+from toutates.system.client_text import without_paths
 from toutates.system.errors import RequestError
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def _health(state: str, problem: Callable[[], str]) -> Callable[[RestHttpCall], 
     """Answers 200 and ``state``, or 503 and the reason if ``problem`` returns one."""
 
     def answer(call: RestHttpCall) -> None:
-        reason = problem()
+        reason = without_paths(problem())
         text = f"not {state}: {reason}\n" if reason else f"{state}\n"
         call.reply(503 if reason else 200, _TEXT, text.encode())
 

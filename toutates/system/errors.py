@@ -31,7 +31,9 @@
         └── ExecutionFailed     ONNX Runtime, or the code of a model, refused or failed
 
 ``toutates.api.grpc.statuses`` holds the one table from these classes to gRPC statuses. Texts of ``RequestError`` go to
-callers as they are, so they never carry paths or tracebacks.
+callers as they are, so they never carry paths or tracebacks. Texts of the other classes go to the log, and have paths.
+What clients are told of these is made by ``client_text.without_paths``: for the table of models when a load has failed,
+and where such an error becomes a ``RequestError``.
 """
 
 from __future__ import annotations
@@ -105,7 +107,7 @@ class RepositoryError(ToutatesError):
 
 
 class ModelLoadError(ToutatesError):
-    """One model version cannot be served; the text is what the repository index shows as its reason.
+    """One model version cannot be served; the text, without paths of the server, is its reason in the repository index.
 
     Attributes:
         missing: names of other models that it is made of and that are not served.

@@ -12,6 +12,7 @@ import msgspec
 from toutates.models.table import ModelTable
 from toutates.protocol import grpc_service_pb2 as pb
 from toutates.repositories.control.traffic import TrafficControl
+from toutates.system.client_text import without_paths
 from toutates.system.errors import InvalidRequest
 
 __all__ = ["NOTE", "TrafficRequest", "as_note", "change_of", "read_change", "traffic_document"]
@@ -59,7 +60,7 @@ def traffic_document(table: ModelTable) -> dict[str, Any]:
     return {
         "aliases": document.get("aliases", {}),
         "traffic": document.get("traffic", {}),
-        "problem": table.traffic_problem,
+        "problem": without_paths(table.traffic_problem),
     }
 
 

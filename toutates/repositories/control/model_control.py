@@ -18,6 +18,7 @@ All methods are for the thread of the manager; whatever blocks is done in others
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ from toutates.repositories.control.view import Found, Looks, View
 from toutates.repositories.interface import Repository
 from toutates.repositories.local.uploads import misplaced, uploaded
 from toutates.repositories.obtaining import obtain
+from toutates.system.client_text import without_paths
 from toutates.system.errors import (
     InvalidRequest,
     ModelLoadError,
@@ -340,19 +342,39 @@ class ModelControl:
             ModelLoadError: it cannot be served; a clause per version. What was served before is served still.
         """
         try:
-            await self._load(name, config, files)
+            with self._telling_no_paths(name):
+                await self._load(name, config, files)
         except ModelLoadError as error:
             if not error.missing:
                 raise
             await self._load_members(error.missing, {name})
             if not self._manager.answers(name):
-                await self._load(name, config, files)  # what is wrong now, or at last not any more
+                with self._telling_no_paths(name):
+                    await self._load(name, config, files)  # what is wrong now, or at last not any more
         finally:
             if self.demand is not None:
                 self.demand.note_changes()
         self._known.setdefault(name, _Known()).asked_for = True
         if self.demand is not None:
             self.demand.note_changes(asked_for=name)
+
+    @contextmanager
+    def _telling_no_paths(self, name: str) -> Iterator[None]:
+        """A block that loads a model on request. What the repositories say goes into the log with their paths.
+
+        Raises:
+            NotInRepository: the block's, without paths of the server.
+        """
+        try:
+            yield
+        except NotInRepository as error:
+            # A repository that is a directory is named by the last part of its path, and a model in it likewise.
+            above = [os.path.dirname(one.name) for one in self._repositories if os.path.isabs(one.name)]
+            told = without_paths(str(error), *above)
+            if told == str(error):
+                raise
+            logger.error("model '%s' cannot be loaded: %s", name, error, extra={"model": name})
+            raise NotInRepository(told) from error
 
     async def load_missing(self) -> None:
         """Load what served models are made of, and of which nothing is served."""

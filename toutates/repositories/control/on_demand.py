@@ -35,6 +35,7 @@ from toutates.repositories.control.model_control import MakeRoom, ModelControl, 
 from toutates.repositories.control.threads import in_thread
 from toutates.repositories.interface import Repository
 from toutates.repositories.opening import refuse_double
+from toutates.system.client_text import without_paths
 from toutates.system.errors import (
     ConfigurationError,
     ExecutionFailed,
@@ -469,7 +470,11 @@ class OnDemand:
                 raise ModelNotReady(f"model '{model}' cannot be loaded: {_one_line(error)}") from None
             missing = error.missing  # and what is served is served
         elif isinstance(error, ToutatesError) and not isinstance(error, RequestError):  # its repository cannot be read
-            raise ModelNotReady(f"model '{model}' cannot be loaded: {_one_line(error)}") from None
+            reason = _one_line(error)
+            told = without_paths(reason)
+            if told != reason:
+                logger.error("model '%s' cannot be loaded: %s", model, reason, extra={"model": model})
+            raise ModelNotReady(f"model '{model}' cannot be loaded: {told}") from None
         elif error is not None:
             raise error
         self._memory.enter(model)

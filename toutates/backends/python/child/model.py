@@ -248,14 +248,23 @@ class _Wrong(Exception):
 
 
 def describe(error: BaseException) -> str:
-    """The text of an error of the model's code, with its lines, as Triton has it."""
+    """The text of an error of the model's code, with its lines, as Triton has it. Clients get it."""
     if isinstance(error, _Wrong):
         return str(error)
     text = f"{type(error).__name__}: {error}"
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_HERE)]
     if lines:
-        text += "\n\nAt:\n" + "".join(f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in lines)
+        text += "\n\nAt:\n" + "".join(f"  {_file(frame.filename)}({frame.lineno}): {frame.name}\n" for frame in lines)
     return text
+
+
+def _file(path: str) -> str:
+    """A file of Python code for clients, who are not told where it lies: by its path from where it was imported.
+
+    The model's own directory is among those, beside that of its version.
+    """
+    above = [folder for folder in sys.path if folder and path.startswith(folder.rstrip("/") + "/") and folder != "/"]
+    return path[len(min(above, key=len).rstrip("/")) + 1 :] if above else os.path.basename(path)
 
 
 class OutputForms:
