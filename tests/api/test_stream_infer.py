@@ -308,6 +308,7 @@ def test_a_slow_socket_stops_messages_that_wait(monkeypatch: pytest.MonkeyPatch)
     with serving(limits) as (inferences, server), RawClient(server, WIDE, receive_buffer=4_096) as client:
         inferences.at_once = 1_000_000
         client.send(opening() + asking(*map(str, range(100))))
+        server.until(lambda: server.worker.transports.open)
         [transport] = server.call(lambda: list(server.worker.transports.open.values()))
         server.until(lambda: transport.congested)
         server.rounds()

@@ -39,6 +39,8 @@ def execute(self, requests):
     return [answer(r, self.value(self.call("double", input_of(r)).exec()) + 1) for r in requests]
 """
 )
+#: Calls another one that doubles, which nobody else calls.
+COUNTED = ONCE.replace('"double"', '"counted"')
 #: Calls it twice, one after the other, and a Python model with strings, in one go.
 MANY = (
     CALL
@@ -185,9 +187,11 @@ FLAGS = ["--processing-cores", "1", "--model-control-mode", "explicit", "--load-
 def server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
     root = tmp_path_factory.mktemp("models")
     add_model = partial(python_models.add_model, isolation=request.param)
-    (root / "double" / "1").mkdir(parents=True)
-    (root / "double" / "1" / "model.onnx").write_bytes(DOUBLE)
+    for name in ("double", "counted"):
+        (root / name / "1").mkdir(parents=True)
+        (root / name / "1" / "model.onnx").write_bytes(DOUBLE)
     add_model(root, "once", ONCE)
+    add_model(root, "calls_counted", COUNTED)
     add_model(root, "many", MANY)
     add_model(root, "threads", THREADS)
     add_model(root, "fails", FAILS, more="")
@@ -286,9 +290,10 @@ def test_calls_that_nobody_waits_for_keep_nothing(client: Any) -> None:
 
 def test_calls_count_as_requests_of_the_model_called(client: Any) -> None:
     def count() -> int:
-        [own] = client.get_inference_statistics("double").model_stats
+        [own] = client.get_inference_statistics("counted").model_stats
         return int(own.inference_stats.success.count)
 
+    # Of the other one, calls that nobody waits for may be under way still, from the test before.
     before = count()
-    ask(client, "once", rows_of(1))
+    ask(client, "calls_counted", rows_of(1))
     wait_until(lambda: count() == before + 1)

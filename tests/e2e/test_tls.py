@@ -9,7 +9,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -337,6 +337,18 @@ def serial_number(process: ServerProcess) -> object:
         return (sock.getpeercert() or {})["serialNumber"]
 
 
+def new_serial_number(process: ServerProcess, known: Collection[object]) -> object:
+    """Wait for a certificate that is none of these. Workers take one, one after the other, so that it is asked once."""
+    found: list[object] = []
+
+    def is_new() -> bool:
+        found.append(serial_number(process))
+        return found[-1] not in known
+
+    wait_until(is_new)
+    return found[-1]
+
+
 def reload_tls(process: ServerProcess) -> None:
     """SIGHUP, and wait until it has been heeded."""
     count = process.log.count("TLS with the certificate") + process.log.count("stays in use")
@@ -376,8 +388,7 @@ def test_new_certificates_are_loaded_under_traffic_without_a_failed_request(
                 before = list(counts)
                 put(issue(tmp_path, f"new-{number}"), files)
                 reload_tls(process)
-                wait_until(lambda: serial_number(process) not in serials)
-                serials.add(serial_number(process))
+                serials.add(new_serial_number(process, serials))
                 wait_until(
                     lambda before=before: (  # type: ignore[misc]
                         errors or all(after > first for after, first in zip(counts, before, strict=True))

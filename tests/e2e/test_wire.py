@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.process import ServerProcess, running
-from tests.e2e.wire import Client, client_of, framed
+from tests.e2e.wire import Answer, Client, client_of, framed
 from tests.waiting import wait_until
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest, ModelInferResponse, ServerMetadataResponse
 
@@ -275,7 +275,14 @@ def test_a_client_that_does_not_read_does_not_stop_the_others(server: ServerProc
     with client_of(server.port) as deaf, client_of(server.port) as client:
         for _ in range(100):
             deaf.send(deaf.start(INFER), framed(infer_message(30)))
-        # They are three times what the ring holds: until they have run, the ring may be full for others as well.
-        wait_until(lambda: client.call(INFER, infer_message()).status[0] != "8")  # RESOURCE_EXHAUSTED
+        # They are three times what the ring holds: while some of them are still to be read or run, it may be full for
+        # others as well.
+        answers: list[Answer] = []
+
+        def is_let_in() -> bool:
+            answers.append(client.call(INFER, infer_message()))
+            return answers[-1].status[0] != "8"  # RESOURCE_EXHAUSTED
+
         for _ in range(20):
-            assert_inferred(client.call(INFER, infer_message()).data[5:])
+            wait_until(is_let_in)
+            assert_inferred(answers[-1].data[5:])

@@ -92,6 +92,7 @@ def test_requests_that_have_come_wait_while_their_peer_does_not_read(monkeypatch
         TextClient(server, b"", receive_buffer=10_000) as client,
     ):
         client.sock.sendall(request(target="/x") * count)
+        server.until(lambda: server.worker.transports.open)
         (transport,) = server.call(lambda: list(server.worker.transports.open.values()))
         server.until(lambda: transport.congested)
         server.rounds()

@@ -374,6 +374,7 @@ def test_worker_stops_reading_a_peer_that_reads_too_slowly_and_goes_on_once_it_r
     with running(limits) as server, RawClient(server, WIDE, receive_buffer=10_000) as client:
         sender = threading.Thread(target=client.send, args=(requests,))
         sender.start()
+        server.until(lambda: server.worker.transports.open)
         (transport,) = server.call(lambda: list(server.worker.transports.open.values()))
         server.until(lambda: transport.congested)
         server.rounds()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.engine.support import running
-from tests.waiting import wait_until
+from tests.waiting import DEADLINES_S, wait_until
 from toutates.engine.batched import BatchedServable
 from toutates.engine.lane import Batch
 from toutates.engine.result import BatchResult, Outputs
@@ -246,8 +246,14 @@ def test_a_caller_that_leaves_ends_its_sequence_and_the_requests_behind_it() -> 
 def test_a_request_in_the_backlog_hears_that_its_time_is_over() -> None:
     with serving(replace(DIRECT, slots=1, batch_rows=1)) as scene:
         scene.ask(1, 1, "S")
-        late, behind = scene.add(2, 1, "S", timeout=1_000), scene.add(2, 1)
-        for answer in scene.answers(late, behind):
+        for deadline_s in (0.001, *DEADLINES_S):
+            callers = [scene.add(2, 1, "S", timeout=round(deadline_s * 1e6))]
+            with suppress(RequestError):  # its time was over before there was one behind it
+                callers.append(scene.add(2, 1))
+                break
+            scene.answers(*callers)
+        assert len(callers) == 2
+        for answer in scene.answers(*callers):
             assert isinstance(answer, Unavailable)
             assert str(answer) == "timeout of the corresponding sequence has been expired"
 
