@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import trio
 import trio.testing
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, load_model_from_string, save_model
 
 from tests.engine.support import DOUBLE, double, model, tensor, wait_until
 from tests.threads import cpus_of_threads
@@ -573,6 +573,57 @@ def test_sessions_of_a_version_that_is_unloaded_are_freed(
         assert left == [None] * count
 
     trio.run(main)
+
+
+@pytest.mark.parametrize(("replaced", "fails"), [("model.onnx", True), ("w.bin", True), ("other.bin", False)])
+def test_a_file_that_is_replaced_between_the_sessions_of_a_version_fails_its_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, replaced: str, fails: bool
+) -> None:
+    """Else its executors would compute different things for good."""
+    folder = put(tmp_path, "m", config=CONFIG.format(2) + "session:\n  intra_threads: 2\n")
+    weighted = model(
+        [helper.make_node("Mul", ["x", "w"], ["y"])],
+        [tensor("x", ["n", 4])],
+        [tensor("y", ["n", 4])],
+        w=np.full(4, 2, np.float32),
+    )
+    graph = load_model_from_string(weighted)
+    save_model(graph, folder / "model.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    (folder / "other.bin").write_bytes(b"some")
+    sessions: list[Any] = []
+
+    def load_and_replace(*arguments: Any, **more: Any) -> Any:
+        sessions.append(load_session(*arguments, **more))
+        (tmp_path / "new").write_bytes((folder / replaced).read_bytes())
+        (tmp_path / "new").rename(folder / replaced)
+        return sessions[-1]
+
+    monkeypatch.setattr(loader_module, "load_session", load_and_replace)
+    manager, _ = load(tmp_path)
+    [entry] = manager.table.models["m"].versions.values()
+    assert (entry.state is ModelState.UNAVAILABLE, len(sessions)) == (fails, 2)
+    if fails:
+        assert entry.reason.startswith(f"Internal: '1/{replaced}' has changed while the version was loaded")
+        assert f"'{folder}/{replaced}' has changed" in caplog.text
+    monkeypatch.undo()
+    manager, _ = load(tmp_path)
+    assert manager.table.ready
+
+
+def test_a_file_that_is_replaced_behind_the_only_session_of_a_version_fails_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = put(tmp_path, "m", config=CONFIG.format(2))
+
+    def load_and_replace(*arguments: Any, **more: Any) -> Any:
+        session = load_session(*arguments, **more)
+        (tmp_path / "new").write_bytes(DOUBLE)
+        (tmp_path / "new").rename(folder / "model.onnx")
+        return session
+
+    monkeypatch.setattr(loader_module, "load_session", load_and_replace)
+    manager, _ = load(tmp_path)
+    assert manager.table.ready
 
 
 def repository_state(manager: ModelManager) -> tuple[ModelState, str]:

@@ -52,6 +52,7 @@ __all__ = [
     "RESERVED",
     "ModelFolder",
     "VersionFolder",
+    "belongs_to_graph",
     "file_model",
     "found_instead",
     "has_control_characters",
@@ -460,6 +461,16 @@ def found_instead(names: Collection[str], filename: str = MODEL_FILENAME) -> str
     if other is not None:
         return f", but '{other[0]}'; {other[1].plural} are not served, only ONNX models: {other[1].remedy}"
     return ""
+
+
+def belongs_to_graph(name: str, graph: str) -> bool:
+    """Whether a file beside a graph is the graph itself, or has weights of it by what exporters call them.
+
+    Args:
+        name: of the file: for model.onnx such as model.onnx_data, model.onnx.data or model.data.
+        graph: the graph's.
+    """
+    return name.startswith(graph) or name == graph.rpartition(".")[0] + ".data"
 
 
 def _names_in(path: Path) -> list[str]:

@@ -15,7 +15,6 @@ __all__ = [
     "Recalled",
     "Repository",
     "RepositoryStatistics",
-    "belongs_to_graph",
     "fingerprint_of",
     "version_fingerprints",
 ]
@@ -151,16 +150,6 @@ class Repository(Protocol):
     def stop(self) -> None:
         """Make every call under way end soon, with RepositoryError, and later ones at once."""
         ...
-
-
-def belongs_to_graph(name: str, graph: str) -> bool:
-    """Whether a file beside a graph is the graph itself, or has weights of it by what exporters call them.
-
-    Args:
-        name: of the file: for model.onnx such as model.onnx_data, model.onnx.data or model.data.
-        graph: the graph's.
-    """
-    return name.startswith(graph) or name == graph.rpartition(".")[0] + ".data"
 
 
 def fingerprint_of(lines: Iterable[str]) -> str:

@@ -17,6 +17,7 @@ from toutates.backends.onnx.preparing import CheckedGraph, check_graph, explaine
 from toutates.backends.onnx.provider_names import CPU, Provider
 from toutates.backends.onnx.session import ModelSession
 from toutates.backends.onnx.shared_arena import is_small
+from toutates.backends.onnx.unchanged import FilesOfSessions
 from toutates.backends.sequences import instance_settings, sequence_servable, sequences_of
 from toutates.backends.warming import warm_up
 from toutates.engine.batched import BatchedServable
@@ -101,6 +102,9 @@ class OnnxKind:
         shares_arena = not (shrinkage or sized) and _on_cpu(options) and options[0].memory_arena and is_small(version)
         if shares_arena:
             options = self._with_shared_arena(options)
+        # Weights then are in memory once. Threads and memory of a session's own are an executor's own.
+        share_session = _on_cpu(options) and profiling is None and not (shrinkage or sized) and _one_thread(options[0])
+        files = None if share_session or len(options) == 1 else FilesOfSessions(version)
         with explained(version):
             first = load_session(model_path, self._placed(options[0]), profile_prefix=prefixes[0])
         checked = check_graph(first, prepared, first.get_providers(), version.model_dir)
@@ -113,14 +117,16 @@ class OnnxKind:
         labels = read_labels(settings, signature, version.model_dir, configuration.source)
         for notice in shortfalls(labels, signature, settings, configuration.source):
             logger.warning("model '%s' version %d: %s", model, version.number, notice)
-        # Weights then are in memory once. Threads and memory of a session's own are an executor's own.
-        if _on_cpu(options) and profiling is None and not (shrinkage or sized) and _one_thread(options[0]):
+        if share_session:
             others = [first] * (len(options) - 1)
         else:
-            others = [
-                load_session(model_path, self._placed(own), profile_prefix=prefix)
-                for own, prefix in zip(options[1:], prefixes[1:], strict=True)
-            ]
+            with explained(version):
+                others = [
+                    load_session(model_path, self._placed(own), profile_prefix=prefix)
+                    for own, prefix in zip(options[1:], prefixes[1:], strict=True)
+                ]
+        if files is not None:
+            files.check()
         profile_batches = (profiling.stop_after_batches or _NEVER_STOP) if profiling is not None else None
         in_time = checked.padding is not None and settings.session.memory_arena and not shrinkage
         ragged = checked.padding if isinstance(checked.padding, Ragged) else None

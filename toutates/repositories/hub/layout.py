@@ -8,9 +8,8 @@ from typing import Final
 
 from toutates.models.config.pbtxt import PBTXT_NAME
 from toutates.models.config.settings import CONFIG_NAME, MODEL_FILENAME
-from toutates.models.repository import is_version
+from toutates.models.repository import belongs_to_graph, is_version
 from toutates.models.text_folder import is_text_folder
-from toutates.repositories.interface import belongs_to_graph
 from toutates.repositories.s3.keys import ModelFiles, S3Object
 
 __all__ = ["hub_model"]

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from toutates.models.config.pbtxt import PBTXT_NAME
 from toutates.models.config.settings import CONFIG_NAME
-from toutates.models.repository import ModelFolder, file_model
-from toutates.repositories.interface import belongs_to_graph
+from toutates.models.repository import ModelFolder, belongs_to_graph, file_model
 from toutates.repositories.local.repository import LocalRepository, file_line, with_fingerprints
 
 __all__ = ["FileRepository"]

@@ -18,12 +18,13 @@ from toutates.models.repository import (
     RESERVED,
     ModelFolder,
     VersionFolder,
+    belongs_to_graph,
     found_instead,
     is_version,
     not_a_model_name,
 )
 from toutates.models.text_folder import is_text_folder
-from toutates.repositories.interface import belongs_to_graph, fingerprint_of, version_fingerprints
+from toutates.repositories.interface import fingerprint_of, version_fingerprints
 from toutates.system.logs.limit import few
 
 __all__ = ["ModelFiles", "S3Object", "file_among", "models_among"]
