@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from toutates.command.main import main
+from toutates.command.entry import main
 
 if __name__ == "__main__":
     sys.exit(main())

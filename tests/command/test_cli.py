@@ -462,6 +462,47 @@ def test_an_interrupt_before_the_server_runs_is_a_failure_without_a_traceback(mo
     assert main(REQUIRED) == 1
 
 
+@pytest.mark.parametrize("command", ["bench", "check"])
+def test_an_interrupt_before_a_command_has_anything_to_say_is_told_by_the_exit_code(
+    monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    def interrupt(arguments: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, f"_{command}", interrupt)
+    assert main([command]) == 130
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [
+        ("trio", ["bench", "127.0.0.1:1", "--model", "m"]),  # imported by every command
+        ("toutates_bench_is_imported", ["bench", "127.0.0.1:1", "--model", "m"]),
+        ("onnxruntime", ["tune", "models/m"]),
+    ],
+)
+@pytest.mark.parametrize("is_ignored", [False, True])
+def test_an_interrupt_during_the_imports_ends_a_command_without_a_word(
+    tmp_path: Path, module: str, arguments: list[str], is_ignored: bool
+) -> None:
+    """Unless interrupts are ignored, as in the background of a shell."""
+    interrupted = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
+    (tmp_path / f"{module}.py").write_text(f"{interrupted}; raise SystemExit(7)")
+    before = "signal.signal(signal.SIGINT, signal.SIG_IGN)" if is_ignored else "pass"
+    code = (
+        "import runpy, signal, sys, importlib.abc\n"
+        "class Finder(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'toutates.bench.knee': import toutates_bench_is_imported\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        f"{before}\n"
+        "runpy.run_module('toutates', run_name='__main__', alter_sys=True)"
+    )
+    done = run_python(code, *arguments)
+    assert (done.returncode, done.stdout, done.stderr) == (7 if is_ignored else 130, "", "")
+
+
 def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(

@@ -178,7 +178,11 @@ def test_a_range_gives_a_csv_and_a_page(
     arguments += ["--metrics-url", f"http://127.0.0.1:{everything.http_port}/metrics", "--verbose-csv", "--warmup=0"]
     code = main(["bench", *arguments, "--json"])
     found = json.loads(capsys.readouterr().out)
-    assert [one["load"] for one in found["loads"]] == [f"{count} requests at a time" for count in (1, 3, 5)]
+    assert [one["load"] for one in found["loads"]] == [
+        "1 request at a time",
+        "3 requests at a time",
+        "5 requests at a time",
+    ]
     assert [row["Concurrency"] for row in csv.DictReader(table.read_text().splitlines())] == ["1", "3", "5"]
     assert page.read_text().count("<svg") == 10
     for one in found["loads"]:
@@ -409,7 +413,7 @@ def test_a_server_of_another_protocol_is_told(
         (["http://host:1", "-m", "a", "--streaming"], "write grpc://"),
         (["host:1", "-m", "a", "--sequence-length", "3", "--rate", "5"], "leave out --rate"),
         (["host:1", "-m", "a", "--tls-key", "f"], "needs --tls-cert"),
-        (["grpcs://host:1", "-m", "a", "--tls-ca", "/nonexistent"], "/nonexistent"),
+        (["grpcs://host:1", "-m", "a", "--tls-ca", "/nonexistent"], "--tls-ca: cannot be used"),
     ],
 )
 def test_a_command_line_that_cannot_be_used_is_told(

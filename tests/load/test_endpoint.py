@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from tests.certificates import issue
 from toutates.bench.endpoint import GRPC, HTTP, Endpoint, Tls, parse_endpoint
 from toutates.system.errors import ConfigurationError
 
@@ -48,6 +51,21 @@ def test_what_is_no_url_is_refused(text: str, protocol: str, tls: Tls | None, wh
         parse_endpoint(text, protocol, tls)
 
 
-def test_a_file_of_tls_that_is_not_there_is_told() -> None:
-    with pytest.raises(ConfigurationError, match="/nonexistent"):
-        Tls(ca="/nonexistent").context(GRPC)
+@pytest.mark.parametrize("is_there", [False, True])
+@pytest.mark.parametrize("flag", ["--tls-ca", "--tls-cert", "--tls-key"])
+def test_a_file_of_tls_that_cannot_be_used_is_told_with_its_flag(tmp_path: Path, flag: str, is_there: bool) -> None:
+    files = issue(tmp_path)
+    wrong, cert, key = str(tmp_path / "wrong.pem"), str(files.cert), str(files.key)
+    if is_there:
+        Path(wrong).write_text("nothing of that kind")
+    tls = {
+        "--tls-ca": Tls(ca=wrong, cert=cert, key=key),
+        "--tls-cert": Tls(str(files.ca), wrong, key),
+        "--tls-key": Tls(str(files.ca), cert, wrong),
+    }[flag]
+    with pytest.raises(ConfigurationError) as caught:
+        tls.context(GRPC)
+    told = (flag, wrong)
+    if is_there and flag != "--tls-ca":  # which of the two it is about, OpenSSL does not say
+        told = ("--tls-cert", f"{tls.cert} with {tls.key}")
+    assert (caught.value.key, caught.value.value) == told

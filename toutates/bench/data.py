@@ -10,6 +10,7 @@ import base64
 import errno
 import json
 import os
+import stat
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -82,19 +83,27 @@ def check_source(source: str) -> None:
     """
     if source in (RANDOM, ZEROS):
         return
-    path = Path(source)
-    try:
-        path.stat()
-        code = errno.EISDIR if path.is_dir() else 0 if os.access(path, os.R_OK) else errno.EACCES
-    except OSError as error:
-        code = error.errno or errno.ENOENT
-    if code:
+    problem = _problem_of_file(source)
+    if problem:
         raise ConfigurationError(
-            f"cannot be read: {os.strerror(code)}",
+            f"cannot be read: {problem}",
             key="--data",
             value=source,
             remedy=f"write {RANDOM}, {ZEROS}, or the name of a file",
         )
+
+
+def _problem_of_file(name: str) -> str:
+    """Why a file cannot be read; "" if it can. It is not opened: what a pipe holds is read once."""
+    try:
+        mode = os.stat(name).st_mode
+    except OSError as error:
+        return error.strerror or str(error)
+    if stat.S_ISDIR(mode):
+        return os.strerror(errno.EISDIR)
+    if not os.access(name, os.R_OK):
+        return os.strerror(errno.EACCES)
+    return ""
 
 
 def make_contents(facts: ModelFacts, settings: DataSettings, rng: np.random.Generator) -> list[Contents]:

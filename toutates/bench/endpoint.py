@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ssl
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -50,18 +52,33 @@ class Tls:
         Raises:
             ConfigurationError: a file cannot be used.
         """
-        try:
+        with _refused("--tls-ca", self.ca):
             context = ssl.create_default_context(cafile=self.ca or None)
-            if not self.verify:
-                context.check_hostname = False
-                context.verify_mode = ssl.CERT_NONE
-            if self.cert:
+        if not self.verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        if self.cert:
+            # Each is opened first: OpenSSL does not say which of the two it cannot use.
+            for flag, name in (("--tls-cert", self.cert), ("--tls-key", self.key or self.cert)):
+                with _refused(flag, name), open(name, "rb"):
+                    pass
+            with _refused("--tls-cert", f"{self.cert} with {self.key}" if self.key else self.cert):
                 context.load_cert_chain(self.cert, self.key or None)
-        except OSError as error:  # ssl.SSLError is one
-            names = ", ".join(name for name in (self.ca, self.cert, self.key) if name)
-            raise ConfigurationError(f"cannot be used: {error.strerror or error}", key="--tls", value=names) from None
         context.set_alpn_protocols([_ALPN[protocol]])
         return context
+
+
+@contextlib.contextmanager
+def _refused(flag: str, name: str) -> Iterator[None]:
+    """A block that uses the file of a flag.
+
+    Raises:
+        ConfigurationError: it cannot be used.
+    """
+    try:
+        yield
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigurationError(f"cannot be used: {error.strerror or error}", key=flag, value=name) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,18 @@ from toutates.bench.knee import Knee
 from toutates.bench.load import Load
 from toutates.bench.measured import Condition, Measured
 
-__all__ = ["Point", "Report", "name_of_load"]
+__all__ = ["Point", "Report", "counted", "name_of_load"]
+
+
+def counted(count: int, noun: str) -> str:
+    """So many of something, whose plural has an s."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def name_of_load(load: Load) -> str:
     """How a load is shown."""
     if load.rate is None:
-        return f"{load.under_way} {'sequences' if load.sequences else 'requests'} at a time"
+        return f"{counted(load.under_way, 'sequence' if load.sequences else 'request')} at a time"
     arrivals = load.arrivals
     if arrivals.gaps_ns:
         return "requests at the times of a trace"

@@ -12,6 +12,8 @@ __all__ = ["Bars", "Line", "Plot", "draw", "shown"]
 
 _WIDTH, _HEIGHT = 540, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 16, 48
+#: Of an axis from its lower to its upper end, as a share of what is there.
+_LEAST_SPREAD: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,10 @@ class _Scale:
                 low, high = low / 1.5, high * 1.5
         else:
             low = low if lowest is None else min(low, lowest)
+            # Else ticks, whose texts have three digits, would have the same text.
+            lacking = _LEAST_SPREAD * max(abs(low), abs(high)) - (high - low)
+            if lacking > 0:
+                low, high = low - lacking / 2, high + lacking / 2
             if high <= low:
                 high = low + 1
             high += (high - low) * 0.05

@@ -4,7 +4,8 @@ server's health, ``toutates bench`` measures a server, ``toutates tune`` finds a
 import`` makes a model of a folder of sentence-transformers or of an archive of TorchServe, ``toutates init`` writes a
 repository to begin with, and ``toutates completion`` a script for a shell.
 
-Exit codes: 0 after a clean end, 1 after a failure, 2 for a command line or configuration that cannot be used.
+Exit codes: 0 after a clean end, 1 after a failure, 2 for a command line or configuration that cannot be used, 130 for a
+command that was interrupted before it could say anything.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from toutates.command.flags import FLAGS, REFUSED
+from toutates.command.interrupts import EXIT_INTERRUPTED, interrupts_end_at_once
 from toutates.command.options import make_options, repositories
 from toutates.command.parser import COMMANDS, SERVERS, Parser, add_flags, server_parser
 from toutates.command.parsers import (
@@ -66,8 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigurationError as error:
         _print_error(error, as_json=arguments[:1] not in ([name] for name in COMMANDS) and _wants_json(arguments))
         return EXIT_USAGE
-    except KeyboardInterrupt:  # before the server listens to signals, or while it probes
-        return EXIT_FAILURE
+    except KeyboardInterrupt:  # before the server listens to signals, or before a command has anything to say
+        return EXIT_INTERRUPTED if arguments and arguments[0] in COMMANDS else EXIT_FAILURE
 
 
 def tritonserver() -> int:
@@ -169,8 +171,9 @@ def _probe(arguments: list[str]) -> int:
 
 
 def _bench(arguments: list[str]) -> int:
-    from toutates.command.bench.parser import bench_parser
-    from toutates.command.bench.running import bench
+    with interrupts_end_at_once():
+        from toutates.command.bench.parser import bench_parser
+        from toutates.command.bench.running import bench
 
     return bench(bench_parser().parse_args(arguments))
 
@@ -179,8 +182,9 @@ def _tune(arguments: list[str]) -> int:
     from toutates.command.tune.parser import tune_parser
 
     parsed = tune_parser().parse_args(arguments)
-    prepare_onnxruntime()
-    from toutates.command.tune.running import run_tune
+    with interrupts_end_at_once():
+        prepare_onnxruntime()
+        from toutates.command.tune.running import run_tune
 
     return run_tune(parsed)
 

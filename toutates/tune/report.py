@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from toutates.bench.report import counted
 from toutates.tune.constraints import shown_figure
 from toutates.tune.scores import objective_figure
 from toutates.tune.space import Changes
@@ -29,7 +30,8 @@ def to_lines(tuning: Tuning) -> Iterator[str]:
     """For people."""
     wanted = tuning.wanted
     told = "".join(f", {one.text}" for one in wanted.constraints)
-    yield f"{tuning.title}: {wanted.objective}{told}; {tuning.load}; {len(tuning.trials)} configurations measured"
+    tried = counted(len(tuning.trials), "configuration")
+    yield f"{tuning.title}: {wanted.objective}{told}; {tuning.load}; {tried} measured"
     for model, line in tuning.profile.items():
         own = f" of {model}" if len(tuning.models) > 1 else ""
         yield f"  profile      a run{own} takes {line['a']:.1f} us + {line['b']:.2f} us a row"
@@ -40,7 +42,7 @@ def to_lines(tuning: Tuning) -> Iterator[str]:
     if tuning.best:
         yield f"  best sets    {tuning.shown_changes(tuning.best)}"
     if doubts := [one.sample.doubt for one in tuning.trials if one.sample.doubt]:
-        yield f"  in {len(doubts)} loads of the search {doubts[0]}"
+        yield f"  in {counted(len(doubts), 'load')} of the search {doubts[0]}"
     for model, copies in tuning.copies.items():
         for name, value in copies.items():
             yield f"  {model}: {name}: {value if isinstance(value, str) else tuning.shown_nearness(value)}"

@@ -13,6 +13,7 @@ import numpy as np
 
 from toutates.bench.calls import Refused
 from toutates.bench.comparison import block_order
+from toutates.bench.report import counted
 from toutates.tune.accuracy import Accuracy
 from toutates.tune.constraints import Constraint
 from toutates.tune.finalists import order, still_in
@@ -236,7 +237,7 @@ def _search(
     except StopIteration:
         pass
     if len(by_point) >= wanted.points:
-        tuning.notes.append(f"the search ended after {wanted.points} configurations; --points allows more")
+        tuning.notes.append(f"the search ended after {counted(wanted.points, 'configuration')}; --points allows more")
     return by_point
 
 

@@ -19,6 +19,9 @@ _CONFIDENCE: Final = 0.99
 #: A difference is known well enough if its interval is narrower.
 NARROW: Final = 0.03
 _LEAST: Final = 3
+#: An interval is not shown whose upper end is so many times the lower one. After two blocks that differ a little it may
+#: be -100 % to +1,000,000 %: Student's distribution with one degree of freedom is that wide.
+_SAYS_NOTHING: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,9 @@ class Verdict:
 
     def text(self) -> str:
         """In words."""
+        if self.high > _SAYS_NOTHING * self.low:
+            told = f"{self.blocks} blocks in turns differ too much to say how certain that is"
+            return f"{self.ratio - 1:+.1%} ({told})"
         return f"{self.ratio - 1:+.1%} ({self.low - 1:+.1%} to {self.high - 1:+.1%}, {self.blocks} blocks in turns)"
 
 

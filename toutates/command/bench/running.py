@@ -22,7 +22,7 @@ from toutates.bench.load import Load, LoadFailed
 from toutates.bench.measured import Measured
 from toutates.bench.measuring import Prepared, measure, prepare
 from toutates.bench.progress import Progress
-from toutates.bench.report import Point, Report, name_of_load
+from toutates.bench.report import Point, Report, counted, name_of_load
 from toutates.bench.report_csv import write_csv
 from toutates.bench.report_files import check_report_file, write_report_file
 from toutates.bench.report_html import write_html
@@ -229,8 +229,8 @@ def _print(parsed: argparse.Namespace, report: Report) -> None:
         processes = f", {load.processes} processes" if load.processes > 1 else ""
         count = len(point.measured.outcomes)
         print(
-            f"{report.title if len(report.points) == 1 else point.server}: {point.name}, {load.connections} "
-            f"connections{processes}, {count} x {load.seconds:g} s"
+            f"{report.title if len(report.points) == 1 else point.server}: {point.name}, "
+            f"{counted(load.connections, 'connection')}{processes}, {count} x {load.seconds:g} s"
         )
         for line in point.measured.lines():
             print(line)

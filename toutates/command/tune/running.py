@@ -20,6 +20,7 @@ from toutates.bench.data import RANDOM
 from toutates.bench.link import Unreachable
 from toutates.bench.load import LoadFailed
 from toutates.bench.measuring import Questions, Target
+from toutates.bench.report import counted
 from toutates.bench.report_files import check_report_file, write_report_file
 from toutates.bench.sequences import Sequences
 from toutates.command.config import effective_configuration
@@ -111,7 +112,7 @@ def _run_job(job: Job, configuration: Configuration, passed_on: Sequence[str]) -
     targets = _targets(job, found)
     then = seen([folder for one in found.tuned.values() for folder in {one.path, one.version.path}])
     rows = job.data.batch or 1
-    load = f"{job.under_way} requests at a time of {rows} row{'s' if rows > 1 else ''}, {job.seconds:g} s each"
+    load = f"{counted(job.under_way, 'request')} at a time of {counted(rows, 'row')}, {job.seconds:g} s each"
     wanted = Wanted(
         job.objective, constraints, job.points or min(_MOST_POINTS, _POINTS * len(found.tuned)), job.accuracy
     )
