@@ -29,6 +29,10 @@ def test_a_file_in_the_models_folder_is_named_by_its_path_from_there(text: str, 
     assert without_paths(text, FOLDER, "/elsewhere") == told
 
 
+def test_a_folder_may_have_any_name() -> None:
+    assert without_paths(r"none in '/srv/a\1\g<x>'", r"/srv/a\1\g<x>") == r"none in 'a\1\g<x>'"
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [

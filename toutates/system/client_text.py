@@ -40,7 +40,7 @@ def without_paths(text: str, *folders: str | os.PathLike[str]) -> str:
 def _without_folder(text: str, folder: str) -> str:
     inside = rf"{_BEGINS}{re.escape(folder)}/+(?=[^{_ENDS}])"
     itself = rf"{_BEGINS}{re.escape(folder)}(?![\w-]|\.\w)"
-    return re.sub(itself, _last(folder), re.sub(inside, "", text))
+    return re.sub(itself, lambda _: _last(folder), re.sub(inside, "", text))
 
 
 def _without_other_paths(text: str) -> str:
