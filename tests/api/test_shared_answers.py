@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from tests.h2grpc.support import Server, block, data, headers, message, request
@@ -16,7 +18,7 @@ from toutates.system.errors import InvalidRequest
 class Kept:
     """The handler on a worker whose rounds the test makes, and what it answered with."""
 
-    def __init__(self, *, versions: int = 0, takes_ns: int = 0) -> None:
+    def __init__(self, *, versions: Callable[[ModelStatisticsResponse], int] | None = None, takes_ns: int = 0) -> None:
         self.worker = Worker("test", Limits())
         self.worker.now_ns = 1
         self.table: object = object()
@@ -29,7 +31,7 @@ class Kept:
             lambda asked: (asked.name, asked.version),
             self.worker,
             lambda: self.table,
-            versions_of=(lambda made: versions) if versions else None,
+            versions_of=versions,
         )
 
     def _answer(self, asked: ModelStatisticsRequest) -> ModelStatisticsResponse:
@@ -80,7 +82,7 @@ def test_an_answer_is_made_once_per_table_whatever_the_request_is_padded_with() 
 
 
 def test_statistics_are_made_anew_in_each_round() -> None:
-    kept = Kept(versions=1)
+    kept = Kept(versions=lambda made: 1)
     assert [kept.ask(asking("m")), kept.ask(asking("m"))] == [1, 1]
     kept.worker.now_ns += 1
     assert kept.ask(asking("m")) == 2
@@ -93,7 +95,7 @@ def test_statistics_are_made_anew_in_each_round() -> None:
 def test_statistics_of_many_versions_take_a_tenth_of_the_cpu_time_at_most(
     versions: int, takes_ns: int, kept_ns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = Kept(versions=versions, takes_ns=takes_ns)
+    kept = Kept(versions=lambda made: versions, takes_ns=takes_ns)
     monkeypatch.setattr(module, "time", kept)
     kept.ask(asking(""))
     kept.worker.now_ns += kept_ns - 1
@@ -102,12 +104,16 @@ def test_statistics_of_many_versions_take_a_tenth_of_the_cpu_time_at_most(
     assert kept.ask(asking("")) == 2
 
 
-def test_statistics_of_few_versions_each_are_of_many_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = Kept(versions=9, takes_ns=1_000_000)
+def test_statistics_of_few_versions_are_of_their_round_whatever_else_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept = Kept(versions=lambda made: 9 if made.model_stats[0].name else 90, takes_ns=1_000_000)
     monkeypatch.setattr(module, "time", kept)
-    assert [kept.ask(asking(name)) for name in "mn"] == [1, 2]
+    assert [kept.ask(asking(name)) for name in ("", "m", "n", "m")] == [1, 2, 3, 2]
     kept.worker.now_ns += 10
-    assert [kept.ask(asking(name)) for name in "mn"] == [1, 2]
+    assert [kept.ask(asking(name)) for name in ("", "m", "n", "")] == [1, 4, 5, 1]
+    kept.worker.now_ns += 10**7
+    assert [kept.ask(asking(name)) for name in ("m", "", "m")] == [6, 7, 6]
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

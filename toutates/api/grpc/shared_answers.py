@@ -19,10 +19,10 @@ from toutates.protocol.parsing import parse
 
 __all__ = ["shared_answers"]
 
-#: Statistics of more versions than this in a round are kept for COST_SHARE times as long as they took, and for
-#: LONGEST_NS at most. So they cost a worker a tenth of its time, however often they are asked for. A model has fewer
-#: versions, so a caller who asks for its statistics after an inference finds the inference in them, however slow the
-#: machine is. Only CPU time counts: time in which the thread waits for a core would make statistics old.
+#: Statistics of more versions than this are kept for COST_SHARE times as long as they took, and for LONGEST_NS at most.
+#: So they cost a worker a tenth of its time, however often they are asked for. A model has fewer versions, so a caller
+#: who asks for its statistics after an inference finds the inference in them, whatever others ask for and however slow
+#: the machine is. Only CPU time counts: time in which the thread waits for a core would make statistics old.
 FEW_VERSIONS: Final = 16
 COST_SHARE: Final = 10
 LONGEST_NS: Final = 100_000_000
@@ -38,7 +38,7 @@ Request = TypeVar("Request", bound=Message)
 class _Answers:
     """Serialized answers of one RPC: by the bytes of a request, and by what it asks for."""
 
-    __slots__ = ("by_bytes", "by_meaning", "made_ns", "size", "spent_ns", "table", "versions")
+    __slots__ = ("by_bytes", "by_meaning", "made_ns", "size", "spent_ns", "table")
 
     def __init__(self) -> None:
         self.by_bytes: dict[bytes, bytes] = {}
@@ -47,13 +47,6 @@ class _Answers:
         self.table: Any = None
         self.made_ns = 0
         self.spent_ns = 0
-        self.versions = 0
-
-    def are_old(self, now_ns: int) -> bool:
-        """Whether statistics have to be made anew."""
-        if self.versions <= FEW_VERSIONS:
-            return now_ns != self.made_ns
-        return now_ns - self.made_ns >= min(COST_SHARE * self.spent_ns, LONGEST_NS)
 
     def clear(self) -> None:
         """Forget all answers."""
@@ -67,7 +60,19 @@ class _Answers:
         self.table = table
         self.made_ns = now_ns
         self.spent_ns = 0
-        self.versions = 0
+
+    def keep(self, key: Hashable, response: bytes, spent_ns: int) -> None:
+        """Keep an answer, which took so much CPU time."""
+        self.spent_ns += spent_ns
+        if len(self.by_meaning) >= MAX_ANSWERS or self.size + len(response) > MAX_BYTES:
+            self.clear()
+        self.by_meaning[key] = response
+        self.size += len(response)
+
+    def keep_bytes(self, message: bytes, response: bytes) -> None:
+        """Keep it by its request's bytes, too."""
+        if len(message) <= MAX_KEPT_REQUEST_BYTES and len(self.by_bytes) < MAX_ANSWERS:
+            self.by_bytes[message] = response
 
 
 def shared_answers(
@@ -91,35 +96,37 @@ def shared_answers(
         versions_of: for answers that depend on what models do, and not only on the table: of how many versions a
             response tells. They are made anew in each round, or as COST_SHARE says.
     """
-    answers = _Answers()
+    lasting, of_round = _Answers(), _Answers()
 
     def handle(call: Call) -> None:
         table, now_ns = get_table(), worker.now_ns
-        if table is not answers.table or (versions_of is not None and answers.are_old(now_ns)):
-            answers.forget(table, now_ns)
+        if table is not lasting.table or (
+            versions_of is not None and now_ns - lasting.made_ns >= min(COST_SHARE * lasting.spent_ns, LONGEST_NS)
+        ):
+            lasting.forget(table, now_ns)
+        if table is not of_round.table or now_ns != of_round.made_ns:
+            of_round.forget(table, now_ns)
         message = call.message
-        response = answers.by_bytes.get(message)
+        response = of_round.by_bytes.get(message) or lasting.by_bytes.get(message)
         if response is None:
             check_size(request_type, call)
-            response = find(parse(request_type, message))
-            if len(message) <= MAX_KEPT_REQUEST_BYTES and len(answers.by_bytes) < MAX_ANSWERS:
-                answers.by_bytes[message] = response
+            response = find(message)
         call.reply(response)
 
-    def find(request: Request) -> bytes:
+    def find(message: bytes) -> bytes:
+        request = parse(request_type, message)
         key = meaning(request)
-        response = answers.by_meaning.get(key)
-        if response is None:
-            began_ns = time.thread_time_ns()
-            made = answer(request)
-            response = made.SerializeToString()
-            answers.spent_ns += time.thread_time_ns() - began_ns
-            if versions_of is not None:
-                answers.versions += versions_of(made)
-            if len(answers.by_meaning) >= MAX_ANSWERS or answers.size + len(response) > MAX_BYTES:
-                answers.clear()
-            answers.by_meaning[key] = response
-            answers.size += len(response)
+        for answers in (of_round, lasting):
+            response = answers.by_meaning.get(key)
+            if response is not None:
+                answers.keep_bytes(message, response)
+                return response
+        began_ns = time.thread_time_ns()
+        made = answer(request)
+        response = made.SerializeToString()
+        answers = lasting if versions_of is None or versions_of(made) > FEW_VERSIONS else of_round
+        answers.keep(key, response, time.thread_time_ns() - began_ns)
+        answers.keep_bytes(message, response)
         return response
 
     return handle
