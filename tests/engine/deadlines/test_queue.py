@@ -82,6 +82,10 @@ class Model:
                     profile.note(rows, self.fixed_ns + rows * self.row_ns)
             self.queue._ran_ns = self.clock.now_ns
 
+    def be_busy(self) -> None:
+        """Have its executors have computed all the time lately."""
+        self.queue._lately.note(self.executors * 10**9, self.clock.now_ns)
+
     def ask(self, rows: int = 1, is_wanted: Callable[[int], bool] = always, lane: Lane | None = None) -> None:
         """A request, in a round of its own."""
         lane = lane or self.lane
@@ -124,7 +128,8 @@ class Model:
             self.clock.now_ns, _, batch = heapq.heappop(self.running)
             self.rows[batch.rows] += 1
             self.took_ns += [self.clock.now_ns - came_ns for came_ns in self.requests.pop(batch)]
-            self.queue.expected(batch).ran = True
+            expected = self.queue.expected(batch)
+            expected.ran, expected.run_ns = True, self.clock.now_ns - expected.began_ns
             self.supertensor.release(batch)
             self.start()
         self.clock.now_ns = now_ns
@@ -185,6 +190,7 @@ def test_a_batch_takes_no_more_rows_than_its_first_request_has_time_for() -> Non
 
 def test_a_refusal_says_what_it_would_have_taken_and_when_to_come_again() -> None:
     model = Model(10, 0)
+    model.be_busy()
     model.ask()
     model.wait(1)
     with pytest.raises(BeyondTarget) as refused:
@@ -352,6 +358,19 @@ def test_what_is_kept_back_grows_with_batches_that_are_late_and_is_given_up_wher
         model.ask()
     model.wait(20)
     assert model.asked()
+
+
+@pytest.mark.parametrize(("load", "is_let_in"), [(0.5, True), (0.95, False)])
+def test_only_a_model_that_computes_most_of_the_time_keeps_anything_back(load: float, is_let_in: bool) -> None:
+    model = Model(10, 0, batch_rows=1)
+    for _ in range(200):
+        model.ask()
+        model.wait(10 / load)
+    model.queue.reserve_ns = 2 * MS
+    model.ask()
+    model.wait(1)
+    # It would take 19 ms of the 20.
+    assert model.asked() == is_let_in
 
 
 def test_what_a_request_waits_for_its_worker_is_taken_off_its_time_and_told() -> None:

@@ -44,5 +44,7 @@ class InTime(AroundBackend[Backend]):
         finally:
             self.started_ns, self.ended_ns = backend.started_ns, backend.ended_ns
         if rows == batch.rows:
-            self._queue.expected(batch).ran = True
+            expected = self._queue.expected(batch)
+            expected.ran = True
+            expected.run_ns = self.ended_ns - self.started_ns
         return outputs

@@ -11,9 +11,9 @@ Whether a request makes its deadline is known when it comes, by the work in fron
 
 What is expected is what runs take on average. How far that can be relied on is told by what becomes of batches: after
 each one that is late more time is kept back (``reserve_ns``), after each that is not a little less, so that one of
-``_LATE_ONE_OF`` is late where requests are refused. At little load nothing is kept back, and only what is expected to
-be late is refused: a wrong guess then costs time that nobody else wants. So does that of a request with nothing in
-front.
+``_LATE_ONE_OF`` is late where requests are refused. Only a version whose executors have computed most of the time
+lately keeps anything back: it is asked for more than it can do, and a run in vain takes the place of one in time. In a
+burst a wrong guess costs time that nobody wants a moment later. So does that of a request with nothing in front.
 
 Batches are in the order of their deadlines without anybody's sorting them, because all requests of a version have the
 same target. A client's own deadline decides whether its request is refused, and nothing else: it neither brings the
@@ -36,6 +36,7 @@ from toutates.engine.batch_queue import BatchQueue
 from toutates.engine.budget import Budget
 from toutates.engine.deadlines.profile import Profile
 from toutates.engine.lane import Batch, Lane
+from toutates.engine.lately import Lately
 from toutates.system.errors import BeyondTarget, WouldBeLate
 
 __all__ = ["DeadlineQueue", "Expected"]
@@ -48,6 +49,8 @@ _MOST_RESERVES: Final = 3
 _LATE_ONE_OF: Final = 16
 #: A batch that is late adds this part of the target to what is kept back.
 _LATE_SHIFT: Final = 5
+#: Only a version whose executors have computed for so much of the time lately keeps anything back.
+_MOST_PART: Final = 2 / 3
 #: After four times the target without a run, a request is let in to see what one takes.
 _FORGET_SHIFT: Final = 2
 #: For how long requests like one that was refused are refused without another look, unless a run begins or ends.
@@ -69,6 +72,7 @@ class Expected:
         work_ns: what its run takes on average.
         began_ns, ends_ns: when an executor got it, and when it is to be done; 0 before.
         ran: whether it has been computed.
+        run_ns: how long it was computed.
         left_ns: when it was left out, because it was late; 0 if it was not.
     """
 
@@ -79,6 +83,7 @@ class Expected:
     began_ns: int = 0
     ends_ns: int = 0
     ran: bool = False
+    run_ns: int = 0
     left_ns: int = 0
 
 
@@ -94,7 +99,7 @@ class DeadlineQueue(BatchQueue):
     Attributes:
         target_ns: as given.
         profile: of all runs of the version, for shapes of rows that have not run.
-        reserve_ns: how much earlier than in time a request must be expected to be done.
+        reserve_ns: how much earlier than in time a request must be expected to be done, where anything is kept back.
     """
 
     def __init__(
@@ -131,6 +136,8 @@ class DeadlineQueue(BatchQueue):
         #: what the runs of all batches that wait are to be given
         self._waiting_ns = 0
         self._ran_ns = 0
+        #: how long its runs have taken
+        self._lately = Lately()
 
     def profile_of(self, lane: Lane) -> Profile:
         """What runs of a lane take; of one that has not run, what those of the version take."""
@@ -207,7 +214,7 @@ class DeadlineQueue(BatchQueue):
         paying_ns = alone_ns if paying == rows else profile.time_ns(paying)
         most_ns = self._last_ns
         if waits:
-            most_ns = self._bound_ns if paying > rows else most_ns - self.reserve_ns
+            most_ns = self._bound_ns if paying > rows else most_ns - self._kept_back_ns(now_ns)
         late_ns = starts_ns + paying_ns - now_ns - most_ns
         if late_ns > 0:
             retry_ns = late_ns if waits else forgets_ns
@@ -228,6 +235,11 @@ class DeadlineQueue(BatchQueue):
             self._refused_until_ns = now_ns + min(retry_ns, _SAME_REFUSAL_NS)
             self._refuse()
         self._check_caller(now_ns, starts_ns + alone_ns, starts_ns, is_wanted)
+
+    def _kept_back_ns(self, now_ns: int) -> int:
+        """How much earlier than in time a request must be expected to be done."""
+        is_busy = self._lately.part(now_ns) > _MOST_PART * self._executors
+        return self.reserve_ns if is_busy else 0
 
     def _refuse(self) -> NoReturn:
         error = BeyondTarget(self._words)
@@ -284,6 +296,7 @@ class DeadlineQueue(BatchQueue):
         if expected.ran:
             self._ran_ns = self._clock_ns()
             took_ns = self._ran_ns - expected.began_ns
+            self._lately.note(expected.run_ns, self._ran_ns)
             self._learn_reserve(late=self._ran_ns > expected.late_ns)
         elif expected.left_ns:
             # What it would have taken. Else a server whose executors get no CPU would go on to let in what it leaves

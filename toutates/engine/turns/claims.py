@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import exp
-from typing import Any, Final
+from typing import Any
+
+from toutates.engine.lately import Lately
 
 __all__ = ["Claim", "Instance", "Share"]
-
-#: In so long, of what a version has used two thirds are forgotten.
-_LATELY_NS: Final = 500_000_000
 
 
 @dataclass(slots=True, eq=False)
@@ -26,21 +24,16 @@ class Share:
     used_ns: int = 0
     running: int = 0
     claims: int = 0
-    _lately_ns: float = 0.0
-    _noted_ns: int = 0
+    _lately: Lately = field(default_factory=Lately)
 
     def note_run(self, took_ns: int, now_ns: int) -> None:
         """A run has taken so long, until now."""
         self.used_ns += took_ns
-        self._lately_ns = self._faded_ns(now_ns) + took_ns
-        self._noted_ns = now_ns
+        self._lately.note(took_ns, now_ns)
 
     def part(self, now_ns: int) -> float:
         """The part of the last half second or so in which its runs were under way; 0 to 1 for one run at a time."""
-        return self._faded_ns(now_ns) / _LATELY_NS
-
-    def _faded_ns(self, now_ns: int) -> float:
-        return self._lately_ns * exp((self._noted_ns - now_ns) / _LATELY_NS)
+        return self._lately.part(now_ns)
 
 
 @dataclass(slots=True, eq=False)
