@@ -52,6 +52,7 @@ from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.protocol.signature import Signature, TensorSpec
 from toutates.protocol.strings import EncodedStrings, StringRows, join_rows
 from toutates.system.errors import RequestError
+from toutates.system.inline_time import INLINE_TIME, NO_BOUND_NS
 
 __all__ = [
     "DOUBLE",
@@ -60,6 +61,7 @@ __all__ = [
     "Rig",
     "TestWorker",
     "gather",
+    "inline_time",
     "model",
     "rows_of",
     "running",
@@ -234,6 +236,16 @@ def rows_of(outputs: Outputs, first: int, rows: int, signature: Signature) -> li
         else:
             cut.append(np.frombuffer(data[first * size : (first + rows) * size], spec.datatype.numpy).reshape(whole))
     return cut
+
+
+@contextmanager
+def inline_time(left_ns: int) -> Iterator[None]:
+    """A round of the calling thread that has so much time left for inline runs."""
+    INLINE_TIME.left_ns = left_ns
+    try:
+        yield
+    finally:
+        INLINE_TIME.left_ns = NO_BOUND_NS
 
 
 # --- parts by themselves ---------------------------------------------------------------------------------------------

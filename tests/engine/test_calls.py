@@ -14,7 +14,7 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from tests.engine.support import running
+from tests.engine.support import inline_time, running, wait_until
 from toutates.engine.batched import BatchedServable
 from toutates.engine.calls import THREAD, Calls, ModelCall, Outcome
 from toutates.engine.lane import Batch
@@ -176,6 +176,27 @@ def test_a_call_out_of_an_outcome_is_no_deeper_on_the_stack_and_ends() -> None:
         assert done.wait(30)
         assert all(max(seen) - min(seen) < 30 for seen in depths.values()), depths
         assert not THREAD._waiting
+
+
+def test_calls_are_run_by_executors_where_the_round_has_no_time_left() -> None:
+    def thread_of_a_run() -> threading.Thread:
+        threads: queue.SimpleQueue[threading.Thread] = queue.SimpleQueue()
+        calls.call(ModelCall(0, lambda outcome: threads.put(threading.current_thread())), {"a": Tensor.of(rows([1]))})
+        return threads.get(timeout=30)
+
+    with serving(quick_ns=2**61) as (calls, servable):
+
+        def is_inline() -> bool:
+            wait_until(lambda: servable.supertensor.occupancy().idle_executors)
+            return thread_of_a_run() is threading.current_thread()
+
+        is_inline()
+        assert is_inline()
+        with inline_time(0):
+            assert not is_inline()
+        with inline_time(1):
+            assert is_inline()
+            assert not is_inline()
 
 
 def test_a_version_is_closed_only_once_nobody_holds_it() -> None:

@@ -12,7 +12,7 @@ import numpy.testing as npt
 import pytest
 from onnx import TensorProto, helper
 
-from tests.engine.support import DOUBLE_LENGTHS, Rig, double, model, tensor
+from tests.engine.support import DOUBLE_LENGTHS, Rig, double, inline_time, model, tensor
 from toutates.engine import executor, lane_table
 from toutates.engine.lane import LEAST_LENT_BYTES, Batch
 from toutates.engine.submitter import ALIGNMENT
@@ -190,6 +190,18 @@ def test_rows_of_a_model_that_is_not_quick_or_whose_executors_are_busy_are_copie
     with busy.rig.running():
         npt.assert_array_equal(busy.answer("a")[0], 2 * ROW)
     assert slow.lent + busy.lent == [False, False]
+
+
+def test_rows_are_copied_where_the_round_has_no_time_left(running: Running) -> None:
+    with inline_time(1):
+        for context in range(3):
+            running.add(context, Message.of())
+        for context in range(3):
+            npt.assert_array_equal(running.answer(context)[0], 2 * ROW)
+    assert running.lent[0]
+    assert not any(running.lent[1:])
+    assert running.rig.ran_in[0] is threading.current_thread()
+    assert set(running.rig.ran_in[1:]) == {running.rig.threads[0]}
 
 
 class Clocks:

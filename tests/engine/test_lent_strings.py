@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 from onnx import TensorProto, helper
 
-from tests.engine.support import PATIENCE_S, Rig, model, tensor, unary
+from tests.engine.support import PATIENCE_S, Rig, inline_time, model, tensor, unary
 from tests.engine.test_lent_rows import ALWAYS, Message
 from toutates.engine.lane import LEAST_LENT_BYTES, Batch, GatheredLane
 from toutates.engine.submitter import StringPort
@@ -207,6 +207,14 @@ def test_elements_of_a_model_that_is_not_quick_or_whose_executors_are_busy_are_c
     with busy.rig.running():
         assert busy.answer("a").tolist() == [[LARGE]]
     assert busy.lent == [False]
+
+
+def test_elements_are_copied_where_the_round_has_no_time_left(running: Running) -> None:
+    with inline_time(0):
+        running.add("a", *message_of(LARGE))
+        assert running.answer("a").tolist() == [[LARGE]]
+    assert running.lent == [False]
+    assert running.rig.ran_in == running.rig.threads
 
 
 def test_elements_join_the_batch_that_others_share(running: Running) -> None:

@@ -10,6 +10,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import trio
@@ -44,7 +45,8 @@ from tests.waiting import PATIENCE_S, wait_until
 from toutates.h2grpc import Call, GrpcError, Limits, Method, Status, method_table
 from toutates.h2grpc.stream import NEVER
 from toutates.net import GrpcService, ServerStream, Worker
-from toutates.net.worker import LINGER_S
+from toutates.net.worker import LINGER_S, MOST_INLINE_NS
+from toutates.system.inline_time import INLINE_TIME, NO_BOUND_NS
 
 
 def reset(sock: socket.socket) -> None:
@@ -262,6 +264,97 @@ def test_round_end_runs_once_for_all_requests_of_a_round_and_before_their_answer
             client.wait(client.client.responses[stream_id])
         assert sum(rounds) == 20
         assert max(rounds) > 1
+
+
+def test_each_round_has_time_for_inline_runs_and_all_callbacks_of_a_round_share_it() -> None:
+    left: list[int] = []
+
+    def spend() -> None:
+        left.append(INLINE_TIME.left_ns)
+        INLINE_TIME.left_ns -= 1
+
+    def twice(call: Call) -> None:
+        spend()
+        server.worker.at_round_end(spend)
+        call.reply(b"")
+
+    with running(None, Method("/test.Echo/Twice", unary=twice)) as server, server.client() as client:
+        for _ in range(3):
+            client.unary(b"", "/test.Echo/Twice")
+    assert left == [MOST_INLINE_NS, MOST_INLINE_NS - 1] * 3
+
+
+def test_callbacks_that_a_rounds_end_has_no_time_for_run_in_order_in_the_next_rounds_without_more_time_for_inline_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("toutates.net.worker.ROUND_END_NS", 0)
+    ran: list[tuple[int, int]] = []
+    rounds: list[int] = []
+    left: list[int] = []
+    over = threading.Event()
+
+    def callback(number: int) -> None:
+        ran.append((number, INLINE_TIME.left_ns))
+        rounds.append(server.worker.now_ns)
+        INLINE_TIME.left_ns -= 1
+        if number == 0:
+            server.worker.at_round_end(partial(callback, 5))
+        if number == 5:
+            over.set()
+
+    def ask(call: Call) -> None:
+        for number in range(5):
+            server.worker.at_round_end(partial(callback, number))
+        call.reply(b"")
+
+    def look(call: Call) -> None:
+        left.append(INLINE_TIME.left_ns)
+        call.reply(b"")
+
+    methods = Method("/test.Echo/Ask", unary=ask), Method("/test.Echo/Look", unary=look)
+    with running(None, *methods) as server, server.client() as client:
+        client.unary(b"", "/test.Echo/Ask")
+        assert over.wait(PATIENCE_S)  # nothing else has to wake the worker
+        client.unary(b"", "/test.Echo/Look")
+    assert ran == [(number, MOST_INLINE_NS - number) for number in range(6)]
+    assert len(set(rounds)) == 6
+    assert left == [MOST_INLINE_NS]
+
+
+def test_nothing_is_left_of_a_rounds_end_whose_last_callback_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toutates.net.worker.ROUND_END_NS", 10_000_000)
+    left: list[int] = []
+
+    def take_long() -> None:
+        until_ns = time.monotonic_ns() + 10_000_000
+        while time.monotonic_ns() < until_ns:
+            pass
+
+    def ask(call: Call) -> None:
+        left.append(INLINE_TIME.left_ns)
+        INLINE_TIME.left_ns = 0
+        server.worker.at_round_end(partial(call.reply, b""))
+        server.worker.at_round_end(take_long)
+
+    with running(None, Method("/test.Echo/Ask", unary=ask)) as server, server.client() as client:
+        for _ in range(3):
+            client.unary(b"", "/test.Echo/Ask")
+    assert left == [MOST_INLINE_NS] * 3
+
+
+def test_callbacks_run_in_one_round_where_its_end_has_time_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toutates.net.worker.ROUND_END_NS", 10**12)
+    rounds: list[int] = []
+
+    def ask(call: Call) -> None:
+        for _ in range(100):
+            server.worker.at_round_end(lambda: rounds.append(server.worker.now_ns))
+        server.worker.at_round_end(partial(call.reply, b""))
+
+    with running(None, Method("/test.Echo/Ask", unary=ask)) as server, server.client() as client:
+        client.unary(b"", "/test.Echo/Ask")
+    assert len(rounds) == 100
+    assert len(set(rounds)) == 1
 
 
 def test_failing_callbacks_leave_the_worker_alive(caplog: pytest.LogCaptureFixture) -> None:
@@ -605,6 +698,7 @@ def test_cancelled_worker_closes_everything() -> None:
             await client.aclose()
 
     trio.run(main)
+    assert INLINE_TIME.left_ns == NO_BOUND_NS  # this thread has no rounds any more
     assert ended == ["stream"]
     assert not held[0].open
     assert not worker.transports.open

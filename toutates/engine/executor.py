@@ -34,6 +34,7 @@ from toutates.engine.servable import Backend
 from toutates.engine.supertensor import SuperTensor
 from toutates.engine.turns.arbiter import TakesTurns, Turn
 from toutates.system.errors import ExecutionFailed, RequestError, TooLate
+from toutates.system.inline_time import INLINE_TIME
 from toutates.system.logs.limit import LineLimit
 
 __all__ = ["Executor", "Owner"]
@@ -268,6 +269,9 @@ class Executor(ExecutorHandle, TakesTurns):
             except BaseException as error:
                 outcomes = self._fail(batch, error)
             batch.drop_pending()
+            if outcomes:
+                timing = outcomes[-1][3]  # the last one ends when all have run
+                INLINE_TIME.left_ns -= timing.done_ns - timing.taken_ns
             following = self._supertensor.release_inline(batch, self, more=left > 0)
             _deliver(outcomes, deliver)
 
@@ -285,6 +289,7 @@ class Executor(ExecutorHandle, TakesTurns):
         except BaseException:  # a panic of a library in Rust is no ``Exception``, and the thread is a worker's
             return None
         done_ns, rows = time.monotonic_ns(), batch.rows
+        INLINE_TIME.left_ns -= done_ns - taken_ns
         took_ns = time.thread_time_ns() - began_ns if by_cpu else done_ns - taken_ns
         is_long = took_ns >= self._supertensor.quick_ns
         if by_cpu or not (is_long and lane.lasts and backend.one_thread):

@@ -42,6 +42,7 @@ from toutates.engine.servable import Consumer
 from toutates.engine.statistics import Occupancy
 from toutates.protocol.signature import Signature
 from toutates.system.errors import InvalidRequest, ModelNotReady, Overloaded
+from toutates.system.inline_time import INLINE_TIME
 
 __all__ = ["QUICK_NS", "SuperTensor"]
 
@@ -213,7 +214,8 @@ class SuperTensor:
         """Claim an executor for the rows of one request, which stay where they are.
 
         Call with the lock held. The worker runs the batch at once, so that it never waits in the queue. None where
-        copying the rows is better: as ``open_own_batch``, and where others share the open batch.
+        copying the rows is better: as ``open_own_batch``, where others share the open batch, and where the round has no
+        time left for inline runs.
 
         Args:
             lane: of the rows.
@@ -225,7 +227,7 @@ class SuperTensor:
             InvalidRequest, Overloaded, ModelNotReady: as for any batch.
         """
         idle = self.executors.idle
-        if rows > lane.batch_rows or not idle or lane in self.queue.open:
+        if rows > lane.batch_rows or not idle or lane in self.queue.open or INLINE_TIME.left_ns <= 0:
             return None
         if lane.run_ns[rows.bit_length()] >= self._own_batch_ns:
             return None
@@ -247,7 +249,8 @@ class SuperTensor:
     def claim(self, batch: Batch) -> ExecutorHandle | None:
         """Claim an executor for a batch that was never open; the worker runs it at once. Call with the lock held.
 
-        None where its rows had better be added as others: these wait, or runs take long, or there is no room.
+        None where its rows had better be added as others: these wait, or runs take long, or there is no room, or the
+        round has no time left for inline runs.
         """
         executors, budget, queue, rows = self.executors, self.budget, self.queue, batch.rows
         if (
@@ -258,6 +261,7 @@ class SuperTensor:
             or batch.lane.run_ns[rows.bit_length()] >= self.quick_ns
             or budget.rows + rows > budget.most_rows
             or budget.memory_bytes + batch.held_bytes > budget.easy_bytes
+            or INLINE_TIME.left_ns <= 0
         ):
             return None
         queue.running.add(batch)
@@ -379,7 +383,7 @@ class SuperTensor:
 
         Args:
             batches: with its rows.
-            inline: whether it may run a quick batch itself.
+            inline: whether it may run a quick batch itself, if its round has time left for that.
 
         Returns:
             What the worker itself is to run next, if there is a quick batch for an idle executor.
@@ -390,7 +394,7 @@ class SuperTensor:
                 batch.busy -= 1
                 if batch.rows > batch.counted:  # a worker's own
                     self.budget.count_exactly(batch)
-            run = executors.dispatch(inline=inline)
+            run = executors.dispatch(inline=inline and INLINE_TIME.left_ns > 0)
         if executors.handed:
             executors.hand_over()
         return run
@@ -410,14 +414,14 @@ class SuperTensor:
         Args:
             batch: that has run.
             executor: that was claimed.
-            more: whether the worker would run another batch with it.
+            more: whether the worker would run another batch with it, if its round has time left for that.
 
         Returns:
             The batch that the worker is to run next.
         """
         with self.lock:
             self._release(batch)
-            following = self.executors.end_inline(executor, more=more)
+            following = self.executors.end_inline(executor, more=more and INLINE_TIME.left_ns > 0)
             if self.queue.closed:
                 self._dismiss_executors()
         if self.executors.handed:

@@ -56,7 +56,11 @@ class Schedule:
     def wake(self) -> None:
         """Have the worker begin a round now."""
         if not self.in_round:
-            self._mailbox.put(_nothing)
+            self.go_on()
+
+    def go_on(self) -> None:
+        """Have the worker begin a round as soon as this one, if there is one, is over."""
+        self._mailbox.put(_nothing)
 
 
 def _nothing() -> None:

@@ -9,8 +9,9 @@ While requests keep coming, the worker stays with its epoll instead of going bac
 STAY_NS, so that tasks (streaming calls, shutdown) and cancellation live.
 
 No connection can hold up the others: what takes longer than its turn goes on in the next rounds (``turns``), after what
-is new there. None can end them: whatever is raised while a connection is dealt with ends that connection, and nothing
-else (``closing``). Such ``try`` blocks cost nothing as long as nothing is raised.
+is new there, and so do callbacks that the end of a round has no time for. None can end them: whatever is raised while
+a connection is dealt with ends that connection, and nothing else (``closing``). Such ``try`` blocks cost nothing as
+long as nothing is raised.
 
 A worker knows no protocol. What its connections speak is its service's (``connection``): gRPC's is ``grpc.service``.
 
@@ -26,7 +27,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any, Final
 
@@ -51,6 +52,7 @@ from toutates.net.transport import Transport
 from toutates.net.transports import Transports
 from toutates.net.turns import Turns
 from toutates.net.visits import Visits
+from toutates.system.inline_time import INLINE_TIME, NO_BOUND_NS
 
 __all__ = ["Worker"]
 
@@ -59,6 +61,12 @@ STAY_NS: Final = 10_000_000
 #: How long it waits for the next request before it goes back to Trio; what this saves is a trip through Trio's
 #: scheduler. The system counts in milliseconds, so it is one.
 LINGER_S: Final = 0.001
+#: How long a round may run batches inline, for all models together; then executors have them. A client may ask hundreds
+#: of models at once, and the worker's other clients wait for the end of the round.
+MOST_INLINE_NS: Final = 4_000_000
+#: How long the end of a round may take; what is left goes on at the end of the next one. To hand a batch over takes 20
+#: us, and several times as long where executors have the worker's core meanwhile.
+ROUND_END_NS: Final = 2_000_000
 #: Failures of rounds, one after the other, that no connection is to blame for, before the worker gives up.
 MOST_FAILED_ROUNDS: Final = 100
 #: How soon after one what is due by time is looked at again.
@@ -129,6 +137,8 @@ class Worker:
         #: whether a task of Trio's was given something to do in this round
         self._task_woken = False
         self._round_end: list[Callable[[], None]] = []
+        #: whether some of these are left of an earlier round
+        self._is_behind = False
         self._failed_rounds = 0
         # Made by ``run``, in the thread that uses them.
         self.housekeeper: Housekeeper
@@ -142,7 +152,10 @@ class Worker:
     # --- for handlers, on the worker's thread ------------------------------------------------------------------------
 
     def at_round_end(self, callback: Callable[[], None]) -> None:
-        """Run ``callback`` once all requests that are ready now have been handed to their handlers."""
+        """Run ``callback`` once all requests that are ready now have been handed to their handlers.
+
+        Callbacks run in the order in which they were asked for, some of them rounds later where there are many.
+        """
         self._round_end.append(callback)
         self.schedule.wake()
 
@@ -357,6 +370,7 @@ class Worker:
         self.side.stop()
         self._mailbox.close()
         self._round_end = []
+        INLINE_TIME.left_ns = NO_BOUND_NS
         self.incidents.log.flush(NEVER)
         self._epoll.close()
 
@@ -385,6 +399,8 @@ class Worker:
             ready = self._epoll.poll(timeout_s)
             mailbox.wake_up()
             self.now_ns = now_ns = time.monotonic_ns()
+            if not self._is_behind:  # else executors have what is left
+                INLINE_TIME.left_ns = MOST_INLINE_NS
             if not ready and not mailbox.callbacks and now_ns < schedule.next_ns:
                 break
             self._task_woken = False
@@ -402,8 +418,7 @@ class Worker:
             if mailbox.callbacks:
                 self._run_all(mailbox.take())
             if self._round_end:
-                callbacks, self._round_end = self._round_end, []
-                self._run_all(callbacks)
+                self._end_round()
             if self.dirty:
                 self.flush()
             if now_ns >= schedule.next_ns:
@@ -413,7 +428,26 @@ class Worker:
             timeout_s = LINGER_S if mailbox.fall_asleep() else 0.0
         schedule.in_round = False
 
-    def _run_all(self, callbacks: list[Callable[[], None]]) -> None:
+    def _end_round(self) -> None:
+        """Run what ``at_round_end`` was given, for ROUND_END_NS; what is left goes first at the end of the next round.
+
+        A single callback, as of a worker with one model, does not have the clock read.
+        """
+        callbacks, self._round_end = self._round_end, []
+        self._is_behind = False
+        if len(callbacks) == 1:
+            self._run_all(callbacks)
+            return
+        until_ns = time.monotonic_ns() + ROUND_END_NS
+        for done, callback in enumerate(callbacks, 1):
+            self._run_all((callback,))
+            if done < len(callbacks) and time.monotonic_ns() >= until_ns:
+                self._round_end[:0] = callbacks[done:]
+                self._is_behind = True
+                self.schedule.go_on()
+                break
+
+    def _run_all(self, callbacks: Sequence[Callable[[], None]]) -> None:
         for callback in callbacks:
             try:
                 callback()

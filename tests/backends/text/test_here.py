@@ -12,6 +12,7 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
+from tests.engine.support import inline_time
 from tests.text_models import DIM, compute, ids_of, make_folder, save_weights, served, table
 from tests.waiting import wait_until
 from toutates.backends.text import kind
@@ -27,6 +28,7 @@ from toutates.backends.text.interface import (
 )
 from toutates.backends.text.servable import TextServable
 from toutates.engine.executor import DOUBTS
+from toutates.system.inline_time import INLINE_TIME
 
 _TYPE = "sentence_transformers.sentence_transformer.modules.static_embedding.StaticEmbedding"
 _LIMIT = 12
@@ -152,6 +154,17 @@ def test_options_that_need_more_go_through_the_queue(model: TextServable) -> Non
     options = TextOptions(token_vectors=True)
     assert model.compute_here(["one"], options, 0) is None
     assert model.compute_here(["one"], TextOptions(prompt="no such prompt"), 0) is None
+
+
+def test_where_the_round_has_no_time_left_texts_go_through_the_queue(model: TextServable) -> None:
+    here(model, ["one"])
+    with inline_time(10**12):
+        here(model, ["one"])
+        assert INLINE_TIME.left_ns < 10**12
+    with inline_time(0):
+        assert model.compute_here(["one"], DEFAULT_OPTIONS, 0) is None
+        crowd(model, ["one"], DEFAULT_OPTIONS)
+    here(model, ["one"])
 
 
 def test_where_no_executor_is_idle_texts_go_through_the_queue(model: TextServable) -> None:
