@@ -133,7 +133,9 @@ BOUNDS: Final = SequenceBounds(100, 10_000, 10_000)
 @contextmanager
 def serving(rules: SequenceRules = DIRECT, bounds: SequenceBounds = BOUNDS) -> Iterator[Scene]:
     backend = Summing()
-    instance = BatchedServable(1, SuperTensor("m", TENSORS.whole, batch_size=4, capacity=2, grows=False), [backend])
+    # Runs that wait for the test are never the test's own thread's.
+    supertensor = SuperTensor("m", TENSORS.whole, batch_size=4, capacity=2, grows=False, quick_ns=0)
+    instance = BatchedServable(1, supertensor, [backend])
     servable = SequenceServable("m", 1, TENSORS, rules, [instance], bounds)
     with running(servable, HOST):
         try:
