@@ -25,7 +25,7 @@ from tests.e2e.process import ServerProcess, command, environment, running
 from tests.e2e.wire import Answer, Client, client_of, framed
 from tests.ports import free_port
 from tests.waiting import wait_until
-from toutates.backends.batches import batches_of
+from toutates.backends.onnx import loader
 from toutates.backends.onnx.session import ModelSession
 from toutates.engine import executor_threads as threads_module
 from toutates.engine.lane import Batch
@@ -91,10 +91,9 @@ def make_fatal(patch: pytest.MonkeyPatch) -> None:
         return run(self, batch, *more)
 
     patch.setattr(ModelSession, "run", run_or_die)
-    defaults = batches_of.__kwdefaults__
-    assert defaults is not None
-    assert defaults["quick_ns"] > 0
-    patch.setitem(defaults, "quick_ns", 0)
+    for name in ("QUICK_NS", "_QUICK_ON_ONE_CORE_NS"):
+        assert getattr(loader, name) > 0
+        patch.setattr(loader, name, 0)
 
 
 def is_ready(client: Client, model: str, version: str = "") -> bool:
