@@ -156,7 +156,8 @@ def test_three_times_the_load_leaves_half_of_the_goodput_or_more(tmp_path: Path)
         over = run_load(load(rate=3 * saturated, seconds=4)).outcome.total
         # A queue that is full of requests for longer than the target answers next to nothing in time.
         assert over.in_time / 4 > saturated / 2
-        assert over.statuses["UNAVAILABLE"] > over.offered / 4
+        # What is not in time is refused, most of it. How much that is depends on what else the machine did beside either.
+        assert over.statuses["UNAVAILABLE"] >= (over.offered - over.in_time) / 2
 
 
 def test_check_says_which_models_cannot_have_a_target(tmp_path: Path) -> None:
