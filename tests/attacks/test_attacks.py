@@ -72,7 +72,6 @@ _KEPT_MIB: Final = {
     **dict.fromkeys(("surplus-strings", "many-strings", "typed-strings", "unpacked-numbers"), 256.0),
     "gzip-bomb": 256.0,
     "deflate-bomb": 256.0,
-    "rest-bomb": 256.0,
     "many-ends": 256.0,
     "rest-huge-json": 256.0,
     "rest-left-behind": 256.0,
