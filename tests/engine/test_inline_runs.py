@@ -44,6 +44,21 @@ def in_thread(rig: Rig, worker: int) -> threading.Thread:
     return thread
 
 
+def end_rounds_while_the_first_runs(rig: Rig, end_round: Callable[[], None]) -> threading.Thread:
+    """Have the first worker end its round by this function, and the others theirs while it runs; returns its thread."""
+    rig.gate.clear()
+    runner = threading.Thread(target=end_round)
+    runner.start()
+    wait_until(lambda: rig.supertensor.occupancy().idle_executors == 0)
+    for worker in rig.workers[1:]:
+        worker.end_round()
+    rig.gate.set()
+    for worker in rig.workers:
+        worker.collect("a")
+    runner.join()
+    return runner
+
+
 def test_a_batch_runs_in_its_workers_thread_once_its_like_is_known_to_be_quick() -> None:
     rig = Rig(DOUBLE, quick_ns=ALWAYS)
     with rig.running():
@@ -202,15 +217,7 @@ def test_a_worker_goes_back_to_its_own_work_after_a_few_inline_batches() -> None
         learn(rig, lane, 1)
         for worker in rig.workers:
             worker.add("a", lane, rows(1))  # while the executor is idle: to each a batch of its own
-        rig.gate.clear()
-        runner = in_thread(rig, 0)
-        wait_until(lambda: rig.supertensor.occupancy().idle_executors == 0)
-        for worker in rig.workers[1:]:
-            worker.end_round()
-        rig.gate.set()
-        for worker in rig.workers:
-            worker.collect("a")
-        runner.join()
+        runner = end_rounds_while_the_first_runs(rig, rig.worker.end_round)
     assert rig.ran_in == [runner] * MAX_INLINE_BATCHES + [rig.threads[0]] * (1 + others - MAX_INLINE_BATCHES)
 
 
@@ -367,16 +374,7 @@ def test_what_came_meanwhile_is_left_to_the_executor_where_the_rounds_time_is_ov
         learn(rig, lane, 1)
         for worker in rig.workers:
             worker.add("a", lane, rows(1))
-        rig.gate.clear()
-        runner = threading.Thread(target=end_short_round)
-        runner.start()
-        wait_until(lambda: rig.supertensor.occupancy().idle_executors == 0)
-        for worker in rig.workers[1:]:
-            worker.end_round()
-        rig.gate.set()
-        for worker in rig.workers:
-            worker.collect("a")
-        runner.join()
+        runner = end_rounds_while_the_first_runs(rig, end_short_round)
     assert rig.ran_in == [runner, rig.threads[0], rig.threads[0]]
 
 
@@ -432,3 +430,20 @@ def test_a_run_whose_requests_are_answered_by_others_ends_as_any(monkeypatch: py
             rig.worker.end_round()
         assert rig.ran_in == [threading.current_thread()]
         assert rig.supertensor.occupancy().idle_executors == 1
+
+
+def test_requests_of_a_batch_that_fails_are_tried_by_its_executor_where_they_are_many() -> None:
+    count = MAX_INLINE_BATCHES + 1
+    rig = Rig(gather(), quick_ns=ALWAYS)
+    lane = rig.lane((1,))
+    with rig.running():
+        learn(rig, lane, count)
+        for context in range(count):
+            rig.worker.add(context, lane, np.array([[9 if context == 2 else 1]]))
+        with inline_time(10**12):
+            rig.worker.end_round()
+            assert INLINE_TIME.left_ns < 10**12
+        answers = rig.worker.collect(*range(count))
+    assert [isinstance(answer, ExecutionFailed) for answer in answers] == [context == 2 for context in range(count)]
+    npt.assert_array_equal(answers[0], [[20]])
+    assert rig.ran_in == [rig.threads[0]] * (count - 1)

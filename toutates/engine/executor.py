@@ -42,6 +42,7 @@ __all__ = ["Executor", "Owner"]
 logger = logging.getLogger(__name__)
 
 #: Batches that a worker runs inline at most before it goes on with its round: its own, and those that came meanwhile.
+#: As many requests of a batch that failed are run one by one.
 MAX_INLINE_BATCHES: Final = 4
 #: Runs on workers' threads that are measured by CPU time after one that took long, where they may last so long that the
 #: system interrupts them. The others are by the clock, which is read in a tenth of the time, and says as well that a
@@ -59,6 +60,10 @@ class Owner(Protocol):
     def die(self, executor: Executor, death: BaseException) -> None:
         """A thread has died in the executor's run. Called in that thread; the executor waits for ``Executor.look``."""
         ...
+
+
+class _TooManyToTry(Exception):
+    """A batch has failed inline, and has more requests than a worker runs one by one."""
 
 
 class _PoolInbox:
@@ -265,7 +270,10 @@ class Executor(ExecutorHandle, TakesTurns):
                 if (batch.lent_at or batch.lane.lasts) and self._backend.one_thread:
                     outcomes = self._run_in_doubt(batch)
                 else:
-                    outcomes = self._run(batch, by_cpu=False)
+                    outcomes = self._run(batch, by_cpu=False, inline=True)
+            except _TooManyToTry:
+                self.inbox.put(batch)  # which runs it again, to try its requests
+                return
             except BaseException as error:
                 outcomes = self._fail(batch, error)
             batch.drop_pending()
@@ -304,20 +312,26 @@ class Executor(ExecutorHandle, TakesTurns):
     def _run_in_doubt(self, batch: Batch) -> list[Outcome]:
         """``_run`` on a worker's thread, of a batch that lasts so long that the system may interrupt it."""
         if not self._doubts:
-            return self._run(batch, by_cpu=False, doubted_ns=self._supertensor.quick_ns)
+            return self._run(batch, by_cpu=False, doubted_ns=self._supertensor.quick_ns, inline=True)
         self._doubts -= 1
-        return self._run(batch, by_cpu=True)
+        return self._run(batch, by_cpu=True, inline=True)
 
-    def _run(self, batch: Batch, *, by_cpu: bool, doubted_ns: int = NEVER_DOUBTED) -> list[Outcome]:
+    def _run(
+        self, batch: Batch, *, by_cpu: bool, doubted_ns: int = NEVER_DOUBTED, inline: bool = False
+    ) -> list[Outcome]:
         """Run a batch that nobody else touches any more.
 
         Args:
             batch: to be run.
             by_cpu: whether CPU time measures the run for ``Lane.note_run``, or the clock.
             doubted_ns: see ``Lane.note_run``; after such a run others are measured by CPU time.
+            inline: whether the thread is a worker's.
 
         Returns:
             What the callers get. The requests stay in the batch until ``Batch.drop_pending``, in case this raises.
+
+        Raises:
+            _TooManyToTry: see there. Nothing has become of the batch.
         """
         taken_ns = time.monotonic_ns()
         pending = batch.pending
@@ -331,6 +345,9 @@ class Executor(ExecutorHandle, TakesTurns):
         try:
             outputs = backend.run(batch, 0, batch.rows)
         except Exception as error:
+            if inline and sum(map(len, pending)) > MAX_INLINE_BATCHES:
+                INLINE_TIME.left_ns -= time.monotonic_ns() - taken_ns
+                raise _TooManyToTry from None
             return self._run_one_by_one(batch, pending, self._as_failure(error), taken_ns)
         rows, done_ns = batch.rows, time.monotonic_ns()
         timing = Timing(taken_ns, backend.started_ns, backend.ended_ns, done_ns)
