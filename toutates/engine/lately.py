@@ -7,7 +7,7 @@ from typing import Final
 
 __all__ = ["Lately"]
 
-#: In so long, of what was noted two thirds are forgotten.
+#: After so long, two thirds (1 - 1/e) of what was noted are forgotten.
 _LATELY_NS: Final = 500_000_000
 
 

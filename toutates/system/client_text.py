@@ -45,7 +45,8 @@ def _without_folder(text: str, folder: str) -> str:
 
 def _without_other_paths(text: str) -> str:
     try:
-        # Not asked for more: a text of a client's must not say what exists, and some file systems do not answer.
+        # The paths themselves are not looked up: a text may have them from a client, who would learn whether they
+        # exist, and a file system may hang.
         entries = os.listdir("/")
     except OSError:
         return text

@@ -3,8 +3,8 @@
 A worker serves every connection of its thread, so the inline runs of one of its rounds are bounded in time, those of
 all models together: a client may ask hundreds of models at once. The worker sets the time at the beginning of each
 round (``net.worker``). Whoever runs a batch inline takes off what the run took, and nobody begins one once nothing is
-left: executors then have the batches (``engine.supertensor``). Both rooms lie above this one, and neither knows the
-other. A thread without rounds has no bound in time.
+left: executors then have the batches (``engine.supertensor``). It is here because ``net`` and ``engine`` may not import
+each other. A thread without rounds has no bound in time.
 """
 
 from __future__ import annotations
