@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help serve serve-images serve-texts serve-tabular serve-embeddings serve-vad models test lint pytest test-long fuzz mutants attacks soak dist test-dist test-backends test-freethreaded proto bench alike clean test-deploy docs test-quickstarts test-gpu test-alone
+.PHONY: help serve serve-images serve-texts serve-tabular serve-embeddings serve-vad models test lint pytest test-long fuzz mutants attacks soak dist test-dist test-backends test-freethreaded proto bench alike clean test-deploy docs test-quickstarts test-gpu test-alone steady
 .DELETE_ON_ERROR:
 
 help:  ## This list
@@ -107,8 +107,17 @@ pytest: $(VENV)/.dev | .cache/minilm  ## The tests alone (ARGS='-k name')
 test-long: $(VENV)/.dev  ## The tests that take long by their nature: attacks, a soak, overload, a page open for hours
 	$(BIN)/python -m pytest -m long --numprocesses 2 --dist loadfile $(ARGS)
 
-test-alone: $(VENV)/.dev  ## The tests that compare what they measure: toutates bench beside h2load, tune against whole grids; 15 minutes on a machine of its own
+# No other test may take longer than this on a machine that does nothing else.
+MOST_SECONDS = 30
+
+test-alone: $(VENV)/.dev  ## The tests that compare what they measure, one at a time; and that no test takes 30 s; half an hour on a machine of its own
 	$(BIN)/python -m pytest -m alone $(ARGS)
+	$(BIN)/python -m pytest -m 'not alone and not dist and not gpu' --numprocesses 2 --dist loadfile --no-loadscope-reorder --most-seconds $(MOST_SECONDS) $(ARGS)
+
+RUNS = 5
+
+steady: $(VENV)/.dev | .cache/minilm  ## The tests RUNS times (5) beside four busy loops; tests/steady.txt keeps what failed
+	$(BIN)/python tests/steady.py --runs $(RUNS)
 
 $(VENV)/.backends: $(VENV)/.dev
 	$(PIP) -e '.[lightgbm,openvino,pytorch,sklearn,xgboost]'

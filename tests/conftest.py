@@ -1,4 +1,8 @@
-"""On a free-threaded build, a run that ends with the GIL on has failed, whatever its tests say.
+"""What a run as a whole is held to, and tells at its end.
+
+The tests that took longest are named. ``--most-seconds`` fails a run in which one took longer, for `make test-alone`.
+
+On a free-threaded build, a run that ends with the GIL on has failed, whatever its tests say.
 
 Any extension module that does not declare itself safe switches the GIL on for the rest of the process, and then nothing
 is left of what the run was for: threads that really run at once. Python warns, and ``filterwarnings = error`` makes a
@@ -41,6 +45,30 @@ for name in sys.argv[1:]:
     except ImportError:
         pass
 """
+
+
+#: How many of the slowest tests are named, of those that take so long.
+SLOWEST: Final = 25
+LEAST_S: Final = 0.5
+#: What a test may take without being named as slow.
+SLOW_S: Final = 10.0
+#: Seconds that each test took, with its fixtures, by node id.
+_took_s: dict[str, float] = {}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--most-seconds``."""
+    parser.addoption("--most-seconds", type=float, help="fail if a test takes longer; on a machine that does no more")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Add up what a test takes; with pytest-xdist, in the process that tells it."""
+    _took_s[report.nodeid] = _took_s.get(report.nodeid, 0.0) + report.duration
+
+
+def _too_slow(config: pytest.Config) -> list[str]:
+    most_s = config.getoption("--most-seconds")
+    return [] if most_s is None else [name for name, took_s in _took_s.items() if took_s > most_s]
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +114,7 @@ def _who_needs_the_gil() -> str | None:
     ]
     command = [sys.executable, "-W", "always", "-c", _IMPORT_ALL, *extensions]
     environment = {**os.environ, "PYTHONPATH": ":".join(path for path in sys.path if path)}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     found = re.search(r"has been enabled to load module '([^']+)'", ended.stderr)
     return found[1] if found else None
 
@@ -104,13 +132,13 @@ _reasons: list[str] = []
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Fail a run that would otherwise be taken for one without the GIL."""
+    """Fail a run that would otherwise be taken for one without the GIL, or without a slow test."""
     if _gil_is_back():
         _reasons.append(_reason())
         output = getattr(session.config, "workeroutput", None)
         if output is not None:  # of a process of pytest-xdist's, whose exit status nobody looks at
             output["gil"] = _reasons[-1]
-    if _reasons and exitstatus == pytest.ExitCode.OK:
+    if (_reasons or _too_slow(session.config)) and exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
@@ -122,8 +150,21 @@ def pytest_testnodedown(node: Any, error: object) -> None:
         _reasons.append(reason)
 
 
+def _tell_slowest(terminalreporter: pytest.TerminalReporter) -> None:
+    slowest = sorted(_took_s.items(), key=lambda one: -one[1])
+    shown = [one for at, one in enumerate(slowest) if (at < SLOWEST and one[1] >= LEAST_S) or one[1] > SLOW_S]
+    if not shown:
+        return
+    terminalreporter.section(f"slowest {len(shown)} tests, of {len(slowest)} in {sum(_took_s.values()):.0f} s")
+    for name, took_s in shown:
+        terminalreporter.line(f"{took_s:7.2f} s  {name}{'  ABOVE 10 s' if took_s > SLOW_S else ''}")
+    for name in _too_slow(terminalreporter.config):
+        terminalreporter.line(f"TOO SLOW, and so the run has failed: {name}", red=True, bold=True)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say that the run failed for the GIL, and who switched it on."""
+    """Name the slowest tests. Say that the run failed for the GIL, and who switched it on."""
+    _tell_slowest(terminalreporter)
     if _reasons:
         terminalreporter.section("the GIL is on", red=True, bold=True)
         text = "This interpreter is free-threaded, and something switched the GIL on: "

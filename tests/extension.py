@@ -28,7 +28,7 @@ _ASK: Final = (
 
 
 def _ask(python: str) -> tuple[str, str, bool]:
-    done = subprocess.run([python, "-c", _ASK], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([python, "-c", _ASK], capture_output=True, text=True, check=True, timeout=120)
     include, suffix, free_threaded = json.loads(done.stdout)
     return include, suffix, bool(free_threaded)
 
@@ -50,5 +50,5 @@ def build_extension(folder: Path, python: str) -> None:
     source.write_text(_SOURCE)
     target = folder / f"{NAME}{suffix}"
     subprocess.run(
-        [compiler, "-shared", "-fPIC", f"-I{include}", str(source), "-o", str(target)], check=True, timeout=60
+        [compiler, "-shared", "-fPIC", f"-I{include}", str(source), "-o", str(target)], check=True, timeout=120
     )

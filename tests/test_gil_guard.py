@@ -31,7 +31,7 @@ def run_pytest(folder: Path, test: str, *options: str, more: Sequence[str] = ())
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}"}
     environment.pop("PYTHON_GIL", None)
     return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
     )
 
 
@@ -45,7 +45,7 @@ def old_fashioned(tmp_path: Path) -> Path:
     source = tmp_path / "old_fashioned.c"
     source.write_text(EXTENSION)
     target = tmp_path / f"old_fashioned{sysconfig.get_config_var('EXT_SUFFIX')}"
-    subprocess.run([compiler, "-shared", "-fPIC", "-I", include, source, "-o", target], check=True, timeout=100)
+    subprocess.run([compiler, "-shared", "-fPIC", "-I", include, source, "-o", target], check=True, timeout=120)
     return tmp_path
 
 

@@ -26,9 +26,11 @@ __all__ = ["AttackProcess", "Outcome", "run_experiment", "wait_settled"]
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
 #: An attacker that needs longer to begin, or to end once it was told to, is stuck.
-_PATIENCE_S: Final = 30.0
-#: How long the server may take to look as it did before.
-_SETTLE_S: Final = 10.0
+_PATIENCE_S: Final = 120.0
+#: How long the server may take to look as it did before, on a machine that is busy otherwise.
+_SETTLE_S: Final = 120.0
+#: How long it may take to give memory back.
+_FREED_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class AttackProcess:
         RuntimeError: by all methods: it has failed.
     """
 
-    def __init__(self, name: str, port: int, seconds: float = _PATIENCE_S, pause_s: float = 0.0) -> None:
+    def __init__(self, name: str, port: int, seconds: float = 2 * _PATIENCE_S, pause_s: float = 0.0) -> None:
         self._command = [sys.executable, "-m", "fuzz.attacks", "run", name, "--port", str(port)]
         self._command += ["--seconds", str(seconds), "--pause", str(pause_s)]
         self._process: subprocess.Popen[str]
@@ -236,7 +238,7 @@ def run_experiment(
 
 def _wait_freed(pid: int, most_mib: float) -> float:
     """Wait until the server has no more memory than this, or has had time enough; returns what it has."""
-    deadline = time.monotonic() + _SETTLE_S
+    deadline = time.monotonic() + _FREED_S
     while (now := resident_mib(pid)) > most_mib and time.monotonic() < deadline:
         time.sleep(0.02)
     return now

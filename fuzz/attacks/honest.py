@@ -37,7 +37,7 @@ from fuzz.attacks.wire import (
 __all__ = ["Crowd", "HonestError", "Phase", "Prober", "RawClient"]
 
 #: A server that needs longer counts as stuck.
-_PATIENCE_S: Final = 20.0
+_PATIENCE_S: Final = 120.0
 #: Between two requests of the client that measures, and of tritonclient.
 _PAUSE_S: Final = 0.003
 _TRITON_PAUSE_S: Final = 0.05

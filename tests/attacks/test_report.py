@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from fuzz.attacks import report
+from fuzz.attacks.bounds import MOST_P99_MS, MOST_WORST_MS, kept_mib, shortcomings
 from fuzz.attacks.experiment import Outcome
 from fuzz.attacks.honest import Phase
 from fuzz.attacks.registry import ATTACKS
@@ -50,3 +52,29 @@ def test_writing_the_table_leaves_the_rest_of_the_page(tmp_path: Path, monkeypat
     assert text.endswith("after\n")
     assert "old" not in text
     assert "| rapid-reset: " in text
+
+
+def test_an_attack_that_costs_others_more_than_it_may_is_told_by_its_figures() -> None:
+    good = outcome()
+    assert shortcomings("rapid-reset", good) == []
+    slow = replace(good, during=Phase(100, 1.0, MOST_P99_MS + 1, MOST_WORST_MS + 1))
+    assert shortcomings("rapid-reset", slow) == [
+        "2001.0 ms for 99 of 100 honest requests during it, above 2000",
+        "5001.0 ms for the longest honest request during it, above 5000",
+    ]
+    assert len(shortcomings("gzip-bomb", slow)) == 1
+    assert len(shortcomings("rapid-reset", replace(good, after=slow.during))) == 1
+    grown = replace(good, after_mib=good.before_mib + kept_mib("rapid-reset") + 1)
+    assert shortcomings("rapid-reset", grown) == ["129.0 MiB more after it, above 128"]
+    assert shortcomings("rest-bomb", grown) == []
+    assert shortcomings("rapid-reset", replace(good, files_after=good.files_before + 1)) == [
+        "1.0 files more after it, above 0"
+    ]
+
+
+def test_make_attacks_fails_where_a_figure_is_beyond_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = outcome()
+    monkeypatch.setattr(report, "_run", lambda attack, seconds: found)
+    assert report.write_report(["rapid-reset"], 1.0) == 0
+    found = replace(found, after_mib=10_000.0)
+    assert report.write_report(["rapid-reset"], 1.0) == 1

@@ -63,7 +63,7 @@ def server_that(serve: Callable[[socket.socket], None]) -> Iterator[Address]:
 
 
 def assert_set(done: threading.Event) -> None:
-    assert done.wait(10)
+    assert done.wait(120)
 
 
 def answering(message: bytes) -> Method:

@@ -40,7 +40,7 @@ def _by_command(values: dict[str, Any]) -> list[str]:
     assert _HELM is not None
     command = [_HELM, "template", RELEASE, str(CHART), "--namespace", NAMESPACE, "--values", "-"]
     text = yaml.safe_dump(values)
-    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=120, check=False)
     if done.returncode:
         raise Refused(done.stderr)
     return [done.stdout]

@@ -20,7 +20,7 @@ def promtool(*arguments: str, folder: Path = FOLDER) -> subprocess.CompletedProc
     if shutil.which("promtool") is None:
         pytest.skip("there is no promtool; Debian's package prometheus has it")
     command = ["promtool", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.mark.parametrize(

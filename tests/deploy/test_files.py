@@ -91,7 +91,7 @@ def test_docker_compose_takes_the_file() -> None:
     if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
         pytest.skip("there is no docker compose here")
     command = [docker, "compose", "-f", str(COMPOSE), "config", "--quiet"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
 
 

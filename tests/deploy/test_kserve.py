@@ -42,7 +42,7 @@ def arguments(item: dict[str, Any]) -> list[str]:
 def unknown_to_kserve(items: list[dict[str, Any]]) -> str:
     command = [sys.executable, str(Path(__file__).with_name("kserve_keys.py"))]
     done = subprocess.run(
-        command, input=json.dumps(items), capture_output=True, text=True, timeout=100, check=False, cwd=ROOT
+        command, input=json.dumps(items), capture_output=True, text=True, timeout=120, check=False, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -20,7 +20,7 @@ def lint(tool: str, *arguments: str | Path) -> None:
     path = shutil.which(tool, path=sysconfig.get_path("scripts"))
     if path is None:
         pytest.skip(f"{tool} is not installed: see the target test-deploy")
-    done = subprocess.run([path, *arguments], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run([path, *arguments], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -31,7 +31,7 @@ from toutates.observe.metrics.spec import Presence
 STANDS_STILL: Final = "toutates_s3_download_seconds_total"
 #: The window of rates; ten scrapes, so that a busy machine may miss some.
 WINDOW: Final = "10s"
-_SECONDS: Final = 60.0
+_SECONDS: Final = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """The example models, as the compose file serves them."""
     models = tmp_path_factory.mktemp("models")
     script = [sys.executable, str(ROOT / "examples" / "make_repository.py"), str(models)]
-    subprocess.run(script, env=environment(), check=True, capture_output=True, timeout=60)
+    subprocess.run(script, env=environment(), check=True, capture_output=True, timeout=120)
     with running(models, tmp_path_factory.mktemp("server"), ["--metrics-addr", "127.0.0.1:0"]) as process:
         yield process
 
@@ -108,7 +108,7 @@ def prometheus(folder: Path, target: str) -> Iterator[str]:
 
 def ask(url: str, **parameters: str) -> Any:
     data = urllib.parse.urlencode(parameters).encode() if parameters else None
-    with urllib.request.urlopen(url, data, timeout=10) as response:
+    with urllib.request.urlopen(url, data, timeout=120) as response:
         return json.load(response)["data"]
 
 
@@ -132,7 +132,7 @@ def test_a_scrape_has_every_metric_that_dashboards_and_alerts_ask_for(metrics: s
     asked = set().union(*(one.metrics() for one in every)) - {"up"}
 
     def missing() -> set[str]:
-        text = urllib.request.urlopen(f"http://{metrics}/metrics", timeout=10).read().decode()
+        text = urllib.request.urlopen(f"http://{metrics}/metrics", timeout=120).read().decode()
         there = {re.split("[{ ]", line)[0] for line in text.splitlines() if not line.startswith("#")}
         return {name for name in asked - there if not of_gpu(name)}
 

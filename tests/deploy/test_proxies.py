@@ -88,7 +88,7 @@ def proxy(name: str, folder: Path, ports: Sequence[int], *, file: str = "", rest
     finally:
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(20)
+            process.wait(120)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -110,7 +110,7 @@ class Load:
             infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
             while not self._stop.wait(0.002):
                 try:
-                    infer(self._message, timeout=60, wait_for_ready=True)
+                    infer(self._message, timeout=120, wait_for_ready=True)
                 except grpc.RpcError as error:
                     self.failures.append(str(error))
                 with self._lock:
@@ -133,7 +133,7 @@ def served(port: int) -> int:
 
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         ask = channel.unary_unary("/inference.GRPCInferenceService/ModelStatistics")
-        answer = pb.ModelStatisticsResponse.FromString(ask(b"", timeout=60, wait_for_ready=True))
+        answer = pb.ModelStatisticsResponse.FromString(ask(b"", timeout=120, wait_for_ready=True))
     return sum(one.inference_stats.success.count for one in answer.model_stats)
 
 
@@ -167,7 +167,7 @@ def test_a_rolling_restart_under_load_fails_nothing_and_load_spreads(name: str, 
             for number in range(3):
                 own, server = replicas[number]
                 server.process.terminate()
-                assert server.process.wait(60) == 0, server.log
+                assert server.process.wait(120) == 0, server.log
                 own.close()
                 replicas[number] = start(number, 1)
                 wait_until(lambda port=ports[number]: served(port) > 0)  # type: ignore[misc]
@@ -188,7 +188,7 @@ def counts(port: int) -> dict[str, int]:
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         ask = channel.unary_unary("/inference.GRPCInferenceService/ModelStatistics")
         try:
-            answer = pb.ModelStatisticsResponse.FromString(ask(b"", timeout=60))
+            answer = pb.ModelStatisticsResponse.FromString(ask(b"", timeout=120))
         except grpc.RpcError:
             return {}
     return {one.name: count for one in answer.model_stats if (count := one.inference_stats.success.count)}
@@ -219,10 +219,10 @@ def test_all_requests_for_a_model_go_to_one_replica_and_few_names_move(tmp_path:
         def ask_all() -> None:
             for name in names:
                 message: Any = request(name, Tensor.of("INPUT", "FP32", row)).SerializeToString()
-                infer(message, timeout=60, wait_for_ready=True, metadata=[("x-model", name)])
+                infer(message, timeout=120, wait_for_ready=True, metadata=[("x-model", name)])
                 url = f"http://127.0.0.1:{rest}/v2/models/{name}/infer"
                 question = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-                with urllib.request.urlopen(question, timeout=60) as answer:
+                with urllib.request.urlopen(question, timeout=120) as answer:
                     assert answer.status == 200
 
         ask_all()
@@ -234,7 +234,7 @@ def test_all_requests_for_a_model_go_to_one_replica_and_few_names_move(tmp_path:
         assert len(set(place.values())) > 1
         gone = place[names[0]]
         replicas[gone].process.terminate()
-        assert replicas[gone].process.wait(60) == 0
+        assert replicas[gone].process.wait(120) == 0
         ask_all()
         after = [counts(port) for port in ports]
         for name, at in place.items():

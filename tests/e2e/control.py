@@ -17,7 +17,7 @@ __all__ = ["EXPLICIT", "POLL", "answer", "client_of", "fails", "index"]
 EXPLICIT: Final = ("--model-control-mode", "explicit")
 POLL: Final = ("--model-control-mode", "poll", "--repository-poll-secs", "0.2")
 
-_SECONDS: Final = 30.0
+_SECONDS: Final = 120.0
 
 
 @contextmanager

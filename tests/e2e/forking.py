@@ -119,7 +119,7 @@ def fork(
         "errors": str(errors or output),
     }
     sock.sendall(json.dumps(request).encode() + b"\n")
-    sock.settimeout(60)
+    sock.settimeout(120)
     return Forked(int(sock.recv(_PID_BYTES)), sock)
 
 

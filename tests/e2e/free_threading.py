@@ -14,7 +14,7 @@ __all__ = ["assert_ran_without_gil", "is_free_threaded"]
 def is_free_threaded() -> bool:
     """Whether the interpreter that serves is a free-threaded build."""
     ask = "import sysconfig; print(sysconfig.get_config_var('Py_GIL_DISABLED') or 0)"
-    ended = subprocess.run([PYTHON, "-c", ask], capture_output=True, text=True, timeout=30, check=True)
+    ended = subprocess.run([PYTHON, "-c", ask], capture_output=True, text=True, timeout=120, check=True)
     return ended.stdout.strip() == "1"
 
 

@@ -13,7 +13,7 @@ import h11
 
 __all__ = ["Answer", "Peer", "get", "peer_of", "post"]
 
-_SECONDS: Final = 30.0
+_SECONDS: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)

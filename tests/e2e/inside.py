@@ -127,7 +127,7 @@ def serve(repository: Path, visit: Callable[[Inside], None], **options: Any) -> 
         async def run(*, task_status: trio.TaskStatus[None]) -> None:
             code.append(await server.run(task_status=task_status))
 
-        with trio.fail_after(60):
+        with trio.fail_after(120):
             async with trio.open_nursery() as nursery:
                 await nursery.start(run)
                 await trio.to_thread.run_sync(visit, Inside(server, managers[0]))

@@ -31,7 +31,7 @@ __all__ = ["CONNECTIONS", "Report", "offer"]
 INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
 CONNECTIONS: Final = 8
 #: For the answers to the last requests.
-_PATIENCE_S: Final = 20.0
+_PATIENCE_S: Final = 120.0
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _SETTINGS, _WINDOW_UPDATE = 0, 1, 4, 8
 _END_STREAM, _END_HEADERS = 1, 4

@@ -20,7 +20,7 @@ _DATA, _HEADERS, _SETTINGS, _PING, _GOAWAY, _WINDOW_UPDATE = 0, 1, 4, 6, 7, 8
 #: The number in a first GOAWAY, which takes back nothing yet.
 _ALL_STREAMS: Final = 2**31 - 1
 _END_STREAM, _END_HEADERS = 1, 4
-_SECONDS: Final = 30.0
+_SECONDS: Final = 120.0
 
 
 def _frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:

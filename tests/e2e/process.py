@@ -34,7 +34,7 @@ _REST = re.compile(r", HTTP on 127\.0\.0\.1:(\d+) with ")
 _MANAGEMENT = re.compile(r"management API of TorchServe is on http://127\.0\.0\.1:(\d+)/")
 _STATUS_PAGE = re.compile(r"status page on https?://127\.0\.0\.1:(\d+)/")
 #: ONNX Runtime finishes what it runs, which takes its time on a busy machine.
-_STOP_SECONDS = 60.0
+_STOP_SECONDS = 120.0
 
 
 def environment() -> dict[str, str]:

@@ -12,7 +12,7 @@ from tests.e2e.support import SERVICE, pb, triton
 __all__ = ["STREAM", "Conversation", "conversation", "final_of", "triton_stream"]
 
 STREAM: Final = SERVICE + "ModelStreamInfer"
-_SECONDS: Final = 60.0
+_SECONDS: Final = 120.0
 _END: Final = object()
 
 

@@ -46,7 +46,7 @@ _LENGTHS: Final = (1, 3, 16, 700, 3_000)
 _WIDE: Final = 1_024
 #: An index that makes the model "gather" fail at run time.
 _POISON: Final = 99
-_PATIENCE_S: Final = 30.0
+_PATIENCE_S: Final = 120.0
 _CONFIG: Final = "backend: supertensor\nbatch_size: {}\ncapacity: {}\nnum_executors: {}\nallocator: cpu\n"
 #: A client in the storm has at most so many requests under way.
 _WINDOWS: Final = (1, 2, 5, 12)

@@ -54,7 +54,7 @@ _NUMPY: Final[Mapping[str, npt.DTypeLike]] = {
     "FP64": np.float64,
     "BF16": np.uint16,
 }
-_SECONDS: Final = 30.0
+_SECONDS: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,7 +175,7 @@ def test_a_quota_counts_the_rows_of_all_transports(server: ServerProcess, grpc: 
     assert refusal(infer, grpc, "mine", "sk-slow")[0] == "RESOURCE_EXHAUSTED"
     document: Any = {"inputs": [{"name": "INPUT", "shape": [1, 4], "datatype": "INT32", "data": [1, 2, 3, 4]}]}
     url = f"http://127.0.0.1:{server.rest_port}/v2/models/mine/infer"
-    answer = requests.post(url, json=document, headers=headers("sk-slow"), timeout=60)
+    answer = requests.post(url, json=document, headers=headers("sk-slow"), timeout=120)
     assert answer.status_code == 429
     assert 1 <= int(answer.headers["retry-after"]) <= 200
 

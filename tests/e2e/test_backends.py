@@ -389,11 +389,11 @@ def test_statistics_metrics_and_the_page_know_any_backend(server: ServerProcess,
         assert (served.backend, served.default_model_filename, served.max_batch_size) == ("lightgbm", "model.txt", 64)
         assert served.instance_group[0].count == 2
     page = f"http://127.0.0.1:{server.http_port}"
-    with urllib.request.urlopen(f"{page}/metrics", timeout=20) as answer:
+    with urllib.request.urlopen(f"{page}/metrics", timeout=120) as answer:
         metrics = answer.read().decode()
     assert 'toutates_executors{model="trees",version="1"} 2' in metrics
     assert 'nv_inference_request_success{model="scale",version="1"}' in metrics
-    with urllib.request.urlopen(f"{page}/status.json", timeout=20) as answer:
+    with urllib.request.urlopen(f"{page}/status.json", timeout=120) as answer:
         assert '"trees"' in answer.read().decode()
 
 

@@ -384,7 +384,7 @@ def test_messages_of_a_stream_have_tensors_in_regions(
     outputs = [client.output("OUTPUT0", "out", 64), client.output("OUTPUT1", "out", 64, 64)]
     for _ in range(3):
         client.client.async_stream_infer("addsub", addsub_inputs(client), outputs=outputs)
-        _, error = answers.get(timeout=60)
+        _, error = answers.get(timeout=120)
         assert error is None
         np.testing.assert_array_equal(client.contents(out, np.int32, (2, 16)), np.concatenate((A + B, A - B)))
     client.client.stop_stream()
@@ -524,7 +524,7 @@ def test_many_clients_share_a_gpu(gpus: tuple[str, ModuleType, int], bound: tupl
         output = client.output("OUTPUT", f"out{at}", ROWS.nbytes)
         client.client.async_infer("negated", [tensor], lambda result, error: answers.put(error), outputs=[output])
         if at == 3:
-            assert [answers.get(timeout=60) for _ in range(4)] == [None] * 4
+            assert [answers.get(timeout=120) for _ in range(4)] == [None] * 4
     for at, out in enumerate(outs):
         np.testing.assert_array_equal(client.contents(out, np.float32, ROWS.shape), -(ROWS + at))
     del out, outs

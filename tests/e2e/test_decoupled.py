@@ -471,7 +471,7 @@ def test_tritonclient_reads_the_responses(decoupled: ServerProcess, repeat: str)
         client.async_stream_infer(repeat, [tensor], enable_empty_final_response=True)
         values = []
         while True:
-            result, error = answers.get(timeout=60)
+            result, error = answers.get(timeout=120)
             assert error is None
             values.append(float(result.as_numpy("y")[0]))
             if result.get_response().parameters["triton_final_response"].bool_param:

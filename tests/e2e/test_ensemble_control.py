@@ -70,7 +70,7 @@ def given(rows: Any) -> list[Any]:
 
 
 def ask(client: Any, ensemble: str, rows: Any) -> Any:
-    return client.infer(ensemble, given(rows), client_timeout=30).as_numpy("OUT")
+    return client.infer(ensemble, given(rows), client_timeout=120).as_numpy("OUT")
 
 
 def states(client: Any) -> dict[str, str]:

@@ -148,7 +148,7 @@ def given(protocol: Any, **inputs: Any) -> list[Any]:
 def ask(client: Any, ensemble: str, *outputs: str, **inputs: Any) -> Any:
     """The response over gRPC."""
     wanted = [triton.InferRequestedOutput(name) for name in outputs] or None
-    return client.infer(ensemble, given(triton, **inputs), outputs=wanted, client_timeout=30)
+    return client.infer(ensemble, given(triton, **inputs), outputs=wanted, client_timeout=120)
 
 
 def answer(client: Any, ensemble: str, output: str = "OUT", **inputs: Any) -> Any:
@@ -279,10 +279,10 @@ def hammer(client: Any, ensemble: str, requests: list[Any], **expected: Any) -> 
             ensemble,
             given(triton, **inputs),
             lambda result, error, number=number: callback(number, result, error),
-            client_timeout=30,
+            client_timeout=120,
         )
     for _ in requests:
-        assert left.acquire(timeout=60)
+        assert left.acquire(timeout=120)
     return outcomes
 
 
@@ -343,14 +343,14 @@ def test_a_trace_has_a_span_for_each_step_and_those_of_its_member_below(client: 
 
 def test_the_status_page_has_the_picture_of_an_ensemble(server: ServerProcess) -> None:
     base = f"http://127.0.0.1:{server.http_port}"
-    with urllib.request.urlopen(f"{base}/graph.svg?model=fan", timeout=20) as answer_:
+    with urllib.request.urlopen(f"{base}/graph.svg?model=fan", timeout=120) as answer_:
         assert answer_.headers["content-type"] == "image/svg+xml"
         assert b"add_sub" in answer_.read()
     with pytest.raises(urllib.error.HTTPError, match="404"):
-        urllib.request.urlopen(f"{base}/graph.svg?model=double", timeout=20)
+        urllib.request.urlopen(f"{base}/graph.svg?model=double", timeout=120)
 
     def shown() -> tuple[object, object]:
-        with urllib.request.urlopen(f"{base}/status.json", timeout=20) as status:
+        with urllib.request.urlopen(f"{base}/status.json", timeout=120) as status:
             of = {one["model"]: one.get("is_ensemble") for one in json.load(status)["versions"]}
         return of["fan"], of["double"]
 

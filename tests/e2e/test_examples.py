@@ -29,7 +29,7 @@ def run(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=120,
         check=False,
     )
 

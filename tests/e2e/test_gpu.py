@@ -61,7 +61,7 @@ def test_the_configuration_says_which_models_are_on_the_gpu(server: ServerProces
 
 def test_metrics_tell_of_the_gpu(server: ServerProcess) -> None:
     def text() -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.http_port}/metrics", timeout=60) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.http_port}/metrics", timeout=120) as answer:
             return str(answer.read().decode())
 
     wait_until(lambda: "nv_gpu_memory_total_bytes{" in text())

@@ -280,7 +280,7 @@ def test_id_is_echoed(channel: Any, identifier: str) -> None:
 def test_each_of_many_requests_of_a_batch_gets_its_own_id(channel: Any) -> None:
     futures = [
         channel.unary_unary("/inference.GRPCInferenceService/ModelInfer").future(
-            addsub_request(ints(1, 16) + at, ints(1, 16), id=f"id-{at}").SerializeToString(), timeout=20
+            addsub_request(ints(1, 16) + at, ints(1, 16), id=f"id-{at}").SerializeToString(), timeout=120
         )
         for at in range(24)
     ]
@@ -501,7 +501,7 @@ def test_requests_whose_metadata_and_deadline_change_with_each_call_are_answered
     message = addsub_request(ints(1, 16), ints(1, 16))
     for number in range(300):
         trace = [("traceparent", f"00-{number:032x}-01"), (f"x-{number % 7}", "v" * number)]
-        response = infer(channel, message, metadata=trace, timeout=20 + number / 1_000)
+        response = infer(channel, message, metadata=trace, timeout=120 + number / 1_000)
         np.testing.assert_array_equal(outputs_of(response)["OUTPUT0"], 2 * ints(1, 16))
 
 

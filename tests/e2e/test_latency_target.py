@@ -134,7 +134,7 @@ def test_a_rated_executor_waits_for_its_resource_and_too_little_of_one_is_a_reas
             runs.wait_begun(begun + 1)
             # There is one more of the resource.
             client.infer("b", inputs())
-        assert answers.get(timeout=60) is None
+        assert answers.get(timeout=120) is None
         assert server.stop() == 0
         assert "Traceback" not in server.log
 

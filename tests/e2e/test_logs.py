@@ -148,7 +148,7 @@ def test_every_line_of_a_json_log_is_an_object(repository: Path, tmp_path: Path)
         with client_of(port) as client:
             assert client.call(SERVICE + "ModelInfer", slow()).status == ("0", "")
         process.terminate()
-        assert process.wait(60) == 0
+        assert process.wait(120) == 0
     finally:
         if process.poll() is None:
             process.kill()
@@ -278,7 +278,7 @@ def test_a_log_that_nobody_reads_holds_up_nobody(repository: Path, tmp_path: Pat
             for _ in range(400):
                 assert client.call(SERVICE + "ModelInfer", slow("x" * 400)).status == ("0", "")
         process.terminate()
-        assert process.wait(60) == 0
+        assert process.wait(120) == 0
         read = process.stderr.read()
     finally:
         if process.poll() is None:

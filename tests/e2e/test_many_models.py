@@ -32,7 +32,7 @@ keys:
 
 def scrape(url: str, accept: str = "") -> dict[tuple[str, str, str], float]:
     """Values of samples by their name, model and version or status."""
-    text = requests.get(url, headers={"accept": accept}, timeout=30).text
+    text = requests.get(url, headers={"accept": accept}, timeout=120).text
     parse = openmetrics.text_string_to_metric_families if accept else text_string_to_metric_families
     return {
         (one.name, one.labels.get("model", ""), one.labels.get("version", one.labels.get("status", ""))): one.value
@@ -92,11 +92,11 @@ def test_busiest_models_have_series_and_the_others_one_together(tmp_path: Path, 
         assert after["loaded_models", "", ""] == 6
         assert ("inference_request_duration_seconds_count", "(others)", "") in after
 
-        response = requests.get(url, headers={"accept-encoding": "gzip"}, timeout=30, stream=True)
+        response = requests.get(url, headers={"accept-encoding": "gzip"}, timeout=120, stream=True)
         assert response.headers["content-encoding"] == "gzip"
         packed = response.raw.read(decode_content=False)
         assert b"inference_requests_total" in gzip.decompress(packed)
-        plain = requests.get(url, headers={"accept-encoding": "identity"}, timeout=30)
+        plain = requests.get(url, headers={"accept-encoding": "identity"}, timeout=120)
         assert "content-encoding" not in plain.headers
         assert len(packed) < len(plain.content) / 3
         assert server.stop() == 0

@@ -73,7 +73,9 @@ def state_of(client: Any, name: str) -> set[tuple[str, str]]:
 
 def post(port: int, path: str, document: object) -> Any:
     data = json.dumps(document).encode()
-    with urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{port}{path}", data), timeout=60) as response:
+    with urllib.request.urlopen(
+        urllib.request.Request(f"http://127.0.0.1:{port}{path}", data), timeout=120
+    ) as response:
         return json.load(response)
 
 
@@ -110,11 +112,11 @@ def test_requests_over_http_wait_too(process: ServerProcess, client: Any) -> Non
     port = process.rest_port
     body = {"inputs": [{"name": "INPUT", "datatype": "INT32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
     assert post(port, "/v2/models/m5/infer", body)["outputs"][0]["data"] == [6, 7, 8, 9]
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/models/m6", timeout=60) as response:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/models/m6", timeout=120) as response:
         assert json.load(response)["name"] == "m6"
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/models/m7/ready", timeout=60) as response:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/models/m7/ready", timeout=120) as response:
         assert response.status == 200
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/models/m7/config", timeout=60) as response:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/models/m7/config", timeout=120) as response:
         assert json.load(response)["name"] == "m7"
     with pytest.raises(urllib.error.HTTPError) as caught:
         post(port, "/v2/models/broken/infer", body)
@@ -140,7 +142,7 @@ def test_answers_of_a_stream_keep_the_order_of_its_requests(client: Any, process
         stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
         answers = [
             pb.ModelStreamInferResponse.FromString(one)
-            for one in stream(iter([one.SerializeToString() for one in requests]), timeout=60)
+            for one in stream(iter([one.SerializeToString() for one in requests]), timeout=120)
         ]
     assert [one.infer_response.id for one in answers] == [str(number) for number in range(len(names))]
     assert [one.error_message != "" for one in answers] == [name == "nobody" for name in names]
@@ -158,7 +160,7 @@ def test_many_first_requests_load_a_model_once(process: ServerProcess) -> None:
     with channel_to(process.address) as channel:
         message = request("m12", zeros).SerializeToString()
         calls = [
-            channel.unary_unary("/inference.GRPCInferenceService/ModelInfer").future(message, timeout=60)
+            channel.unary_unary("/inference.GRPCInferenceService/ModelInfer").future(message, timeout=120)
             for _ in range(200)
         ]
         for one in calls:
@@ -371,7 +373,7 @@ def test_200_cycles_in_which_all_models_come_and_go_leave_no_memory_behind(tmp_p
         cycles(10)
         before, threads = status("VmRSS:"), status("Threads:")
         cycles(200)
-        with urllib.request.urlopen(f"http://127.0.0.1:{process.http_port}/metrics", timeout=60) as response:
+        with urllib.request.urlopen(f"http://127.0.0.1:{process.http_port}/metrics", timeout=120) as response:
             page = response.read().decode()
         loads = re.search(r"^toutates_on_demand_loads_total (\d+)", page, re.MULTILINE)
         assert loads is not None
@@ -394,7 +396,7 @@ def test_of_many_models_some_leave_before_there_is_no_room(tmp_path: Path) -> No
     with running(root, tmp_path / "log", flags) as process, client_of(process) as client:
 
         def gauges() -> dict[str, float]:
-            with urllib.request.urlopen(f"http://127.0.0.1:{process.http_port}/metrics", timeout=60) as response:
+            with urllib.request.urlopen(f"http://127.0.0.1:{process.http_port}/metrics", timeout=120) as response:
                 page = response.read().decode()
             found = re.findall(r"^toutates_on_demand_(\w+) (\S+)$", page, re.MULTILINE)
             return {name: float(value) for name, value in found}

@@ -22,7 +22,7 @@ from tests.e2e.wire import client_of
 from toutates.protocol.grpc_service_pb2 import ModelStatisticsRequest, ModelStatisticsResponse
 
 #: What is measured again where the machine is busy may take minutes.
-pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 BATCH: Final = 4
 CAPACITY: Final = 8

@@ -53,7 +53,7 @@ def test_a_signal_while_models_load_ends_the_server(repository: Path, tmp_path: 
     try:
         wait_until(lambda: "loaded 1 of" in log_path.read_text())
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(120) == 0
         assert "Traceback" not in log_path.read_text()
     finally:
         if process.poll() is None:
@@ -110,7 +110,7 @@ def test_a_port_in_use_is_named_and_the_exit_code_is_2(broken_repository: Path) 
         other.listen()
         address = f"127.0.0.1:{other.getsockname()[1]}"
         words = command("--model-repository", str(broken_repository), "--grpc-addr", address)
-        ended = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=60, check=False)
+        ended = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 2
     assert f"--grpc-addr: cannot listen: Address already in use (got '{address}')" in ended.stderr
 

@@ -59,7 +59,7 @@ def new_client(process: ServerProcess) -> Any:
 
 
 def get(port: int, path: str) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as response:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=120) as response:
         return str(response.read().decode())
 
 
@@ -141,7 +141,7 @@ def test_settings_of_log_and_traces_hold_in_all_processes(two: ServerProcess, cl
         changer.update_trace_settings(settings={"trace_rate": str(rate)})
         rates = {client.get_trace_settings().settings["trace_rate"].value[0] for client in clients}
         assert rates == {str(rate)}
-    with urllib.request.urlopen(f"http://127.0.0.1:{two.rest_port}/v2/trace/setting", timeout=30) as response:
+    with urllib.request.urlopen(f"http://127.0.0.1:{two.rest_port}/v2/trace/setting", timeout=120) as response:
         assert json.loads(response.read())["trace_rate"] == "8"
 
 

@@ -217,7 +217,7 @@ def client(server: ServerProcess) -> Iterator[Any]:
 def ask(client: Any, model: str, rows: Any) -> Any:
     tensor = triton.InferInput("x", list(rows.shape), "FP32")
     tensor.set_data_from_numpy(rows)
-    return client.infer(model, [tensor], client_timeout=60).as_numpy("y")
+    return client.infer(model, [tensor], client_timeout=120).as_numpy("y")
 
 
 def rows_of(count: int, start: float = 0) -> Any:

@@ -145,7 +145,7 @@ def ask(client: Any, number: float, model: str = "faulty") -> Any:
     rows = np.full((1, 4), number, np.float32)
     tensor = triton.InferInput("x", [1, 4], "FP32")
     tensor.set_data_from_numpy(rows)
-    npt.assert_array_equal(client.infer(model, [tensor], client_timeout=60).as_numpy("y"), rows)
+    npt.assert_array_equal(client.infer(model, [tensor], client_timeout=120).as_numpy("y"), rows)
 
 
 @pytest.mark.parametrize("name", FAULTS)

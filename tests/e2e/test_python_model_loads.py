@@ -61,7 +61,7 @@ def get(server: ServerProcess, path: str, said: object = None) -> str:
     data = None if said is None else json.dumps(said).encode()
     url = f"http://127.0.0.1:{server.rest_port}/v2/models/{path}"
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, data), timeout=60) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, data), timeout=120) as answer:
             text: str = answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:

@@ -54,13 +54,13 @@ def ask(server: ServerProcess, model: str, number: float) -> int:
 
 def post(server: ServerProcess, path: str, said: object) -> dict[str, list[dict[str, list[float]]]]:
     request = urllib.request.Request(f"http://127.0.0.1:{server.rest_port}{path}", json.dumps(said).encode())
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=120) as answer:
         return json.loads(answer.read() or b"{}")  # type: ignore[no-any-return]
 
 
 def scrape(server: ServerProcess, accept: str = "") -> str:
     request = urllib.request.Request(f"http://127.0.0.1:{server.http_port}/metrics", headers={"Accept": accept})
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=120) as answer:
         text: str = answer.read().decode()
     return text
 

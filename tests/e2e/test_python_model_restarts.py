@@ -56,7 +56,7 @@ def get(server: ServerProcess, path: str, said: object = None) -> tuple[int, str
     data = None if said is None else json.dumps(said).encode()
     try:
         url = f"http://127.0.0.1:{server.rest_port}/v2/models/{path}"
-        with urllib.request.urlopen(urllib.request.Request(url, data), timeout=60) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, data), timeout=120) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:

@@ -280,7 +280,7 @@ def test_a_model_sees_what_a_request_says_beside_its_tensors(client: Any, server
             rows_of(1),
             request_id=identifier,
             parameters={"colour": "red", "size": 3, "wide": True},
-            timeout=5_000_000,
+            timeout=120_000_000,
             sequence_id=7,
             sequence_start=True,
         )

@@ -140,12 +140,12 @@ class Sent:
         return not self._outcome.empty()
 
     def answer(self, name: str = "y") -> Any:
-        result, error = self._outcome.get(timeout=60)
+        result, error = self._outcome.get(timeout=120)
         assert error is None, error
         return result.as_numpy(name)
 
     def failure(self) -> tuple[str, str]:
-        result, error = self._outcome.get(timeout=60)
+        result, error = self._outcome.get(timeout=120)
         assert result is None
         return str(error.status()).removeprefix("StatusCode."), str(error.message())
 
@@ -264,7 +264,7 @@ def test_a_late_request_is_told_before_the_busy_instance_is_free(
         answers: queue.Queue[Any] = queue.Queue()
         client.start_stream(lambda result, error: answers.put(error))
         client.async_stream_infer("gate", [tensor(triton, 1)])
-        assert answers.get(timeout=60).message() == EXPIRED[1]
+        assert answers.get(timeout=120).message() == EXPIRED[1]
         client.stop_stream()
         assert not running.is_done
         assert runs.begun == begun + 1

@@ -65,7 +65,7 @@ def slow(steps: int, rows: int = 1) -> Any:
 
 
 def send(channel: Any, message: Any) -> Any:
-    return channel.unary_unary(INFER).future(message.SerializeToString(), timeout=60)
+    return channel.unary_unary(INFER).future(message.SerializeToString(), timeout=120)
 
 
 def wait_until_read(channel: Any) -> None:

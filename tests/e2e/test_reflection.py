@@ -60,7 +60,7 @@ class Reflected:
             request_serializer=type(request).SerializeToString,
             response_deserializer=answer.FromString,
         )
-        return called(request, timeout=30, **options)
+        return called(request, timeout=120, **options)
 
 
 @pytest.fixture(params=["v1", "v1alpha"])
@@ -129,7 +129,7 @@ def test_an_open_call_does_not_hold_up_the_stop_of_a_server(broken_repository: P
         with pytest.raises(grpc.RpcError) as caught:
             next(answers)
         assert caught.value.code().name == "UNAVAILABLE"
-        assert process.process.wait(60) == 0
+        assert process.process.wait(120) == 0
         requests.put(None)
 
 

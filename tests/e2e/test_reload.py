@@ -53,7 +53,7 @@ class Hammer:
         with channel_to(address) as channel:
             send = channel.unary_unary(INFER)
             while not self._stop.is_set():
-                futures = [send.future(message, timeout=60) for _ in range(8)]
+                futures = [send.future(message, timeout=120) for _ in range(8)]
                 try:
                     for future in futures:
                         self._note(outputs_of(pb.ModelInferResponse.FromString(future.result()))["OUTPUT"])
@@ -69,7 +69,7 @@ class Hammer:
         try:
             with triton.InferenceServerClient(address) as client:
                 while not self._stop.is_set():
-                    self._note(client.infer("m", [tensor], client_timeout=60).as_numpy("OUTPUT"))
+                    self._note(client.infer("m", [tensor], client_timeout=120).as_numpy("OUTPUT"))
         except Exception as error:
             self.problems.append(repr(error))
 
@@ -89,7 +89,7 @@ class Hammer:
         finally:
             self._stop.set()
             for thread in self._threads:
-                thread.join(90)
+                thread.join(120)
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -119,7 +119,7 @@ def test_no_request_fails_because_of_a_reload(tmp_path: Path, workers: int) -> N
 def infer_once(address: str) -> int:
     with channel_to(address) as channel:
         message = request("m", Tensor.of("INPUT", "INT32", [[0] * 4]))
-        answer = channel.unary_unary(INFER)(message.SerializeToString(), timeout=60)
+        answer = channel.unary_unary(INFER)(message.SerializeToString(), timeout=120)
         return int(outputs_of(pb.ModelInferResponse.FromString(answer))["OUTPUT"][0, 0])
 
 
@@ -163,10 +163,10 @@ def test_an_unload_under_load_answers_what_is_queued_and_refuses_the_rest(tmp_pa
         message = request("m", Tensor.of("INPUT", "INT32", [[0] * 4] * 16)).SerializeToString()
         with channel_to(process.address) as channel:
             call(channel, SERVICE + "ServerLive", b"")  # what waits for the connection is sent in any order
-            futures = [channel.unary_unary(INFER).future(message, timeout=60) for _ in range(50)]
+            futures = [channel.unary_unary(INFER).future(message, timeout=120) for _ in range(50)]
             unload = pb.RepositoryModelUnloadRequest(model_name="m").SerializeToString()
-            channel.unary_unary(SERVICE + "RepositoryModelUnload")(unload, timeout=60)
-            later = channel.unary_unary(INFER).future(message, timeout=60)
+            channel.unary_unary(SERVICE + "RepositoryModelUnload")(unload, timeout=120)
+            later = channel.unary_unary(INFER).future(message, timeout=120)
             assert later.code().name == "NOT_FOUND"
             assert {future.code().name for future in futures} <= {"OK", "NOT_FOUND", "UNAVAILABLE"}
             assert futures[0].code().name == "OK"

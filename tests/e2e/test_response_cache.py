@@ -120,7 +120,7 @@ def test_the_same_request_is_computed_once_over_grpc_rest_and_a_stream(server: S
     for number in range(3):
         client.async_stream_infer("double", [tensor(triton, 1.5)], request_id=f"{number}")
     for number in range(3):
-        result, error = answers.get(timeout=60)
+        result, error = answers.get(timeout=120)
         assert error is None
         assert (result.get_response().id, result.as_numpy("y").tolist()) == (f"{number}", [[3] * 4])
     client.stop_stream()

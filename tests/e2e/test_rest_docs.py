@@ -26,7 +26,7 @@ BLOCKS: Final = re.findall(r"^```sh\n(.*?)^```\n(?:\n```json\n(.*?)^```\n)?", PA
 def shown_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """The server that the page starts."""
     root = tmp_path_factory.mktemp("models")
-    subprocess.run([sys.executable, str(ROOT / "examples" / "make_repository.py"), str(root)], check=True, timeout=100)
+    subprocess.run([sys.executable, str(ROOT / "examples" / "make_repository.py"), str(root)], check=True, timeout=120)
     flags = ["--http-addr", "127.0.0.1:0", *EXPLICIT, "--load-model", "*"]
     with running(root, tmp_path_factory.mktemp("shown_server"), flags) as process:
         yield process
@@ -48,7 +48,7 @@ def test_the_commands_of_the_page_work(commands: str, shown: str, shown_server: 
     script = f'set -euo pipefail\ncurl() {{ command curl -sS {fail}--max-time 60 "$@"; }}\n'
     script += commands.replace("localhost:8000", f"127.0.0.1:{shown_server.rest_port}")
     script = re.sub(r"^(curl [^|]*?)(?=\n(?:curl|\Z))", r"\1\necho", script, flags=re.MULTILINE)
-    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, timeout=100, check=False)
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, timeout=120, check=False)
     output = done.stdout.decode()
     assert done.returncode == 0, output + done.stderr.decode()
     if shown:

@@ -220,18 +220,18 @@ def test_health_watch_says_not_serving_when_the_server_stops(broken_repository: 
         running(broken_repository, tmp_path, ["--load-models", "good"]) as process,
         channel_to(process.address) as channel,
     ):
-        stream = channel.unary_stream(HEALTH + "Watch")(HealthCheckRequest().SerializeToString(), timeout=30)
+        stream = channel.unary_stream(HEALTH + "Watch")(HealthCheckRequest().SerializeToString(), timeout=120)
         assert HealthCheckResponse.FromString(next(stream)).status == HealthCheckResponse.SERVING
         process.process.terminate()
         assert HealthCheckResponse.FromString(next(stream)).status == HealthCheckResponse.NOT_SERVING
         with pytest.raises(grpc.RpcError) as caught:
             next(stream)
         assert caught.value.code().name == "UNAVAILABLE"
-        assert process.process.wait(20) == 0
+        assert process.process.wait(120) == 0
 
 
 def test_a_health_watch_that_its_caller_ends_leaves_the_server_well(channel: Any) -> None:
-    stream = channel.unary_stream(HEALTH + "Watch")(HealthCheckRequest().SerializeToString(), timeout=30)
+    stream = channel.unary_stream(HEALTH + "Watch")(HealthCheckRequest().SerializeToString(), timeout=120)
     next(stream)
     stream.cancel()
     answer = call(channel, HEALTH + "Check", b"")
@@ -293,7 +293,7 @@ def test_one_connection_carries_a_hundred_calls_of_all_kinds_at_once(channel: An
     message = request("mlp", Tensor.of("INPUT", "FP32", np.ones((1, 64)))).SerializeToString()
     futures = []
     for _ in range(100):
-        futures.append(channel.unary_unary(INFER).future(message, timeout=20))
-        futures.append(channel.unary_unary(SERVICE + "ServerReady").future(b"", timeout=20))
+        futures.append(channel.unary_unary(INFER).future(message, timeout=120))
+        futures.append(channel.unary_unary(SERVICE + "ServerReady").future(b"", timeout=120))
     assert {bytes(future.result()) for future in futures[1::2]} == {b"\x08\x01"}
     assert {pb.ModelInferResponse.FromString(future.result()).model_name for future in futures[::2]} == {"mlp"}

@@ -60,7 +60,7 @@ def starting(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[b
         yield process, log
     finally:
         process.kill()
-        process.wait(30)
+        process.wait(120)
 
 
 def get(log: str, path: str) -> tuple[int, str]:
@@ -68,7 +68,7 @@ def get(log: str, path: str) -> tuple[int, str]:
     found = re.search(r"status page on (http://\S+?)/,", log)
     assert found is not None, log
     try:
-        with urllib.request.urlopen(found[1] + path, timeout=20) as response:
+        with urllib.request.urlopen(found[1] + path, timeout=120) as response:
             return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -253,7 +253,7 @@ def test_a_bucket_to_which_access_is_refused_is_an_error_and_nothing_of_it_is_se
         proxy.upstream = denies.server_address[1]
         arguments = ["--model-repository", bucket.url, *flags(proxy, tmp_path), "--exit-on-error", "true"]
         with starting(tmp_path, *arguments) as (process_itself, log):
-            assert process_itself.wait(60) == 2
+            assert process_itself.wait(120) == 2
             assert "access is denied" in log.read_text()
         denies.shutdown()
 
@@ -285,7 +285,7 @@ def test_a_dead_repository_does_not_keep_the_others_from_being_served(
     (tmp_path / "again").mkdir()
     arguments = ["--model-repository", bucket.url, *both, "--exit-on-error", "true"]
     with starting(tmp_path / "again", *arguments) as (ending, log):
-        assert ending.wait(60) == 2
+        assert ending.wait(120) == 2
         assert "error: --model-repository" in log.read_text()
         assert "cannot be listed now" in log.read_text()
 
@@ -321,7 +321,7 @@ def test_while_nothing_answers_the_http_side_does_and_a_signal_ends_the_server_a
         assert "serving gRPC" not in log.read_text()
         began = time.monotonic()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(120) == 0
         # One attempt of a listing takes 20 s, and there are several; ending takes a second on an idle machine.
         assert time.monotonic() - began < 15, log.read_text()
         assert "Traceback" not in log.read_text()

@@ -217,7 +217,7 @@ def test_a_sequence_that_rests_for_too_long_is_forgotten_and_frees_its_slot(clie
 def test_a_request_may_say_how_long_its_sequence_waits_for_a_slot(client: Any) -> None:
     for identifier in (1, 2):
         send(client, "oldest", 1, identifier, "S")
-    said = refusal(client, "oldest", 3, "S", timeout=50_000)
+    said = refusal(client, "oldest", 3, "S", timeout=120_000)
     assert said == "[StatusCode.UNAVAILABLE] timeout of the corresponding sequence has been expired"
     for identifier in (1, 2):
         assert send(client, "oldest", 1, identifier, "E") == 2
@@ -304,14 +304,14 @@ def test_sequences_take_turns_on_a_stream_of_tritonclient(server: ServerProcess,
         sums: dict[str, list[int]] = {"300": [], "three hundred": []}
         expected = [value * (value + 1) // 2 for value in range(1, 10)]
         for _ in range(2 * len(flags)):
-            result, error = answers.get(timeout=60)
+            result, error = answers.get(timeout=120)
             assert error is None
             name, _, number = result.get_response().id.rpartition(" ")
             sums[name].append(result.as_numpy("OUTPUT").item())
             assert int(number) == len(sums[name])
         assert sums == {"300": expected, "three hundred": [10 * one for one in expected]}
         streaming.async_stream_infer(model, [request(model, 1)], sequence_id=300)
-        result, error = answers.get(timeout=60)
+        result, error = answers.get(timeout=120)
         assert "must specify the START flag" in str(error)
 
 

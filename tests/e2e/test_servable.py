@@ -107,7 +107,7 @@ def input_of(rows: Any) -> list[Any]:
 
 
 def read(address: tuple[str, int], path: str) -> str:
-    with urllib.request.urlopen(f"http://{address[0]}:{address[1]}{path}", timeout=20) as answer:
+    with urllib.request.urlopen(f"http://{address[0]}:{address[1]}{path}", timeout=120) as answer:
         return str(answer.read().decode())
 
 

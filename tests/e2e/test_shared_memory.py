@@ -361,7 +361,7 @@ def test_a_caller_who_leaves_lets_go_of_its_regions(sharing: tuple[ServerProcess
         client.runs.wait_begun(begun + 1)
         client.client.unregister_system_shared_memory()
         call.cancel()
-        assert over.wait(60)
+        assert over.wait(120)
     wait_until(lambda: not client.status())
     assert shm.get_contents_as_numpy(client.handles[1], np.int64, [1, 1]).tolist() == [[7]]
     client.close()
@@ -376,16 +376,16 @@ def test_messages_of_a_stream_have_tensors_in_regions(sharing: tuple[ServerProce
     outputs = [client.output("OUTPUT0", "out", 64), client.output("OUTPUT1", "out", 64, 64)]
     for number in range(3):
         client.client.async_stream_infer("addsub", addsub_inputs(client), outputs=outputs, request_id=str(number))
-        result, error = answers.get(timeout=60)
+        result, error = answers.get(timeout=120)
         assert error is None
         assert result.get_response().id == str(number)
         assert list(result.get_response().raw_output_contents) == [b"", b""]
         np.testing.assert_array_equal(contents(out), A + B)
     client.client.async_stream_infer("addsub", addsub_inputs(client), outputs=[client.output("OUTPUT0", "out", 8)])
-    assert "(8 bytes) should be at least 64 bytes" in str(answers.get(timeout=60)[1])
+    assert "(8 bytes) should be at least 64 bytes" in str(answers.get(timeout=120)[1])
     client.client.unregister_system_shared_memory("out")
     client.client.async_stream_infer("addsub", addsub_inputs(client), outputs=outputs)
-    assert "Unable to find shared memory region: 'out'" in str(answers.get(timeout=60)[1])
+    assert "Unable to find shared memory region: 'out'" in str(answers.get(timeout=120)[1])
     client.client.stop_stream()
     client.close()
 

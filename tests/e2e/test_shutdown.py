@@ -38,7 +38,7 @@ def busy_server(repository: Path, folder: Path, *flags: str) -> Iterator[tuple[S
         channel_to(process.address) as channel,
         runs.held(),
     ):
-        future = channel.unary_unary(INFER).future(message.SerializeToString(), timeout=60)
+        future = channel.unary_unary(INFER).future(message.SerializeToString(), timeout=120)
         runs.wait_begun(1)
         yield process, runs, future
 
@@ -56,7 +56,7 @@ def test_server_answers_what_is_under_way_before_it_ends(
         wait_until(lambda: f"{number.name}: " in process.log)
         runs.allow()
         assert_answered(future)
-        assert process.process.wait(60) == 0
+        assert process.process.wait(120) == 0
         assert "Traceback" not in process.log
 
 
@@ -66,13 +66,13 @@ def test_server_that_stops_takes_no_new_connections_and_answers_the_old_ones(rep
         wait_until(lambda: is_refused(process.port))
         runs.allow()
         assert_answered(future)
-        assert process.process.wait(60) == 0
+        assert process.process.wait(120) == 0
 
 
 def is_refused(port: int) -> bool:
     """Whether nobody listens there."""
     try:
-        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+        socket.create_connection(("127.0.0.1", port), timeout=120).close()
     except ConnectionRefusedError:
         return True
     return False
@@ -87,7 +87,7 @@ def test_calls_cut_off_at_the_end_of_the_grace_make_the_exit_code_1(
         process.process.terminate()
         assert future.exception().code().name == "UNAVAILABLE"
         runs.allow()
-        assert process.process.wait(60) == 1
+        assert process.process.wait(120) == 1
 
 
 def test_a_second_signal_ends_the_grace(repository: Path, tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_second_signal_ends_the_grace(repository: Path, tmp_path: Path) -> Non
         process.process.terminate()
         assert future.exception().code().name == "UNAVAILABLE"
         runs.allow()
-        assert process.process.wait(60) == 1
+        assert process.process.wait(120) == 1
 
 
 @pytest.mark.parametrize("flags", [(), ("--processes", "2")], ids=["one", "processes"])
@@ -117,7 +117,7 @@ def test_a_server_that_is_to_stop_says_so_and_serves_on(repository: Path, tmp_pa
         key = {"authorization": "Bearer sk"}
 
         def status(url: str, fields: Mapping[str, str] | None = None) -> int:
-            return session.get(url, headers=fields, timeout=60, verify=str(certificate.ca)).status_code
+            return session.get(url, headers=fields, timeout=120, verify=str(certificate.ca)).status_code
 
         assert status(f"{side}/metrics", key) == 200
         assert [status(f"{side}{path}") for path in ("/metrics", "/", "/status.json")] == [401] * 3
@@ -130,11 +130,11 @@ def test_a_server_that_is_to_stop_says_so_and_serves_on(repository: Path, tmp_pa
         document: Any = {"inputs": [{"name": "INPUT", "shape": [1, 1], "datatype": "INT64", "data": [3]}]}
         with requests.Session() as other:  # over a new connection
             url = f"{rest}/v2/models/slow/infer"
-            answer = other.post(url, json=document, headers=key, timeout=60, verify=str(certificate.ca))
+            answer = other.post(url, json=document, headers=key, timeout=120, verify=str(certificate.ca))
         assert answer.status_code == 200
         session.close()
         server.process.terminate()
-        assert server.process.wait(60) in (0, 1)
+        assert server.process.wait(120) in (0, 1)
         assert "Traceback" not in server.log
 
 
@@ -144,7 +144,7 @@ def test_the_delay_ends_by_itself_and_then_calls_are_drained(repository: Path, t
         wait_until(lambda: is_refused(process.port))
         runs.allow()
         assert_answered(future)
-        assert process.process.wait(60) == 0
+        assert process.process.wait(120) == 0
 
 
 def test_calls_of_a_client_that_leaves_do_not_hold_up_the_end(repository: Path, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_calls_of_a_client_that_leaves_do_not_hold_up_the_end(repository: Path, 
         process.process.terminate()
         wait_until(lambda: is_refused(process.port))
         runs.allow()  # ONNX Runtime finishes what it runs
-        assert process.process.wait(60) == 0
+        assert process.process.wait(120) == 0
 
 
 # --- under full load
@@ -178,7 +178,7 @@ def triton_outcomes(address: str, on_answer: Any) -> Counter[str]:
             tensor = triton.InferInput("INPUT", [1, 4], "INT32")
             tensor.set_data_from_numpy(np.full((1, 4), number, np.int32))
             try:
-                response = client.infer("versions", [tensor], request_id=str(number), client_timeout=60)
+                response = client.infer("versions", [tensor], request_id=str(number), client_timeout=120)
             except triton.InferenceServerException as error:
                 outcomes[f"{error.status()}: {error.message()}"] += 1
                 return outcomes
@@ -214,14 +214,14 @@ def test_a_signal_under_full_load_loses_no_call_that_was_taken(repository: Path,
             assert other.stdout is not None
             assert other.stdout.readline() == b"answered\n"  # all others have begun by then
             for _ in range(500):
-                assert warm.acquire(timeout=30)
+                assert warm.acquire(timeout=120)
             process.process.terminate()
-            goodbyes = [future.result(60) for future in raw]
-            outcomes = [future.result(60) for future in threads]
-            output, _ = other.communicate(timeout=60)
-            report = load.communicate(timeout=60)[0].decode() if load is not None else ""
+            goodbyes = [future.result(120) for future in raw]
+            outcomes = [future.result(120) for future in threads]
+            output, _ = other.communicate(timeout=120)
+            report = load.communicate(timeout=120)[0].decode() if load is not None else ""
             # Every call that was taken has been answered: nothing was cut off.
-            assert process.process.wait(20) == 0
+            assert process.process.wait(120) == 0
         finally:
             other.kill()
             if load is not None:
@@ -296,5 +296,5 @@ def test_a_client_whose_calls_the_server_no_longer_takes_makes_them_elsewhere(re
             wait_until(lambda: len(answered) > before + 200)
             stop.set()
             for future in clients:
-                future.result(30)
+                future.result(120)
         assert two.stop() == 0

@@ -160,9 +160,9 @@ def test_each_request_of_a_batch_is_charged_the_whole_batch(
     message = request("slow", Tensor.of("INPUT", "INT64", [[1]])).SerializeToString()
     method = channel.unary_unary(SERVICE + "ModelInfer")
     with runs.held():
-        busy = method.future(message, timeout=60)
+        busy = method.future(message, timeout=120)
         runs.wait_begun(1)
-        futures = [method.future(message, timeout=60) for _ in range(2)]
+        futures = [method.future(message, timeout=120) for _ in range(2)]
         call(channel, SERVICE + "ServerReady", b"")  # both have been read
     for future in (busy, *futures):
         future.result()
@@ -224,7 +224,7 @@ def test_perf_analyzer_prints_its_server_side_breakdown_from_the_statistics(serv
         env={**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(libraries)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=120,
         check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -97,17 +97,17 @@ def test_tritonclient_streams(server: ServerProcess) -> None:
     with triton_stream(server.address) as (client, answers):
         for number in range(20):
             client.async_stream_infer("mlp", [tensor], request_id=str(number), enable_empty_final_response=True)
-        got = [answers.get(timeout=30) for _ in range(20)]
+        got = [answers.get(timeout=120) for _ in range(20)]
         assert [(result.get_response().id, error) for result, error in got] == [(str(n), None) for n in range(20)]
         assert got[0][0].as_numpy("OUTPUT").shape == (2, 8)
         assert all(result.get_response().parameters["triton_final_response"].bool_param for result, _ in got)
         client.async_stream_infer("nobody", [tensor])
-        result, error = answers.get(timeout=30)
+        result, error = answers.get(timeout=120)
         assert result is None
         assert "Request for unknown model: 'nobody' is not found" in str(error)
         assert error.status() is None  # and the stream goes on
         client.async_stream_infer("mlp", [tensor])
-        assert answers.get(timeout=30)[1] is None
+        assert answers.get(timeout=120)[1] is None
 
 
 @pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
@@ -117,7 +117,7 @@ def test_compressed_requests_are_read(server: ServerProcess, algorithm: str) -> 
     with triton_stream(server.address, compression_algorithm=algorithm) as (client, answers):
         for _ in range(3):
             client.async_stream_infer("mlp", [tensor])
-            assert answers.get(timeout=30)[1] is None
+            assert answers.get(timeout=120)[1] is None
 
 
 def test_streamed_requests_are_counted_as_others_are(channel: Any, stream: Conversation) -> None:
@@ -266,5 +266,5 @@ def test_tritonclient_may_cancel_its_requests(held_server: tuple[ServerProcess, 
         client.async_stream_infer("slow", [tensor])
         runs.wait_begun(begun + 1)
         client.stop_stream(cancel_requests=True)
-        _, error = answers.get(timeout=30)
+        _, error = answers.get(timeout=120)
     assert "Locally cancelled by application!" in str(error)

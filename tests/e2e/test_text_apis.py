@@ -94,7 +94,7 @@ def vector_of(text: str) -> Any:
 
 def ask(server: ServerProcess, path: str, document: Any, key: str = "sk-first") -> requests.Response:
     url = f"http://127.0.0.1:{server.rest_port}{path}"
-    return requests.post(url, json=document, headers={"authorization": f"Bearer {key}"}, timeout=60)
+    return requests.post(url, json=document, headers={"authorization": f"Bearer {key}"}, timeout=120)
 
 
 # --- OpenAI's client -------------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def test_routes_of_tei(server: ServerProcess) -> None:
     assert ask(server, "/decode", {"ids": [6, 7], "model": "minilm"}).json() == ["one two"]
     assert (
         'toutates_text_answers_total{route="/embed_all",status="200"} 1'
-        in requests.get(f"http://127.0.0.1:{server.rest_port}/metrics", timeout=60).text
+        in requests.get(f"http://127.0.0.1:{server.rest_port}/metrics", timeout=120).text
     )
     answer = ask(server, "/embed_sparse", {"inputs": "one"})
     assert (answer.status_code, answer.json()["error_type"]) == (404, "Validation")
@@ -273,7 +273,7 @@ def test_the_commands_of_the_page_work(server: ServerProcess, commands: str) -> 
     # The page's repository has one model.
     commands = re.sub(r"localhost:8000/(tokenize|info)", r"localhost:8000/\1?model=minilm", commands)
     script += commands.replace("localhost:8000", f"127.0.0.1:{server.rest_port}")
-    done = subprocess.run(["bash", "-c", script], capture_output=True, timeout=100, check=False)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -167,7 +167,7 @@ def test_statistics_and_metrics_count_texts_and_tokens(server: ServerProcess, cl
     before = counted()
     client.infer("declared", [strings("text", [b"one two", b"six"])])
     wait_until(lambda: counted() == (before[0] + 1, before[1] + 2))
-    with urllib.request.urlopen(f"http://127.0.0.1:{server.http_port}/metrics", timeout=20) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.http_port}/metrics", timeout=120) as answer:
         metrics = answer.read().decode()
     assert 'toutates_real_elements_total{model="declared",version="1"}' in metrics
     for name in ("text_cut_total", "text_read_total", "text_read_seconds_total"):
@@ -180,7 +180,7 @@ def test_statistics_and_metrics_count_texts_and_tokens(server: ServerProcess, cl
     assert read["toutates_text_cut_total"] == 0
     assert read["toutates_text_read_total"] >= 2
     assert read["toutates_text_read_seconds_total"] > 0
-    with urllib.request.urlopen(f"http://127.0.0.1:{server.http_port}/status.json", timeout=20) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.http_port}/status.json", timeout=120) as answer:
         assert "declared" in json.dumps(json.load(answer))
 
 

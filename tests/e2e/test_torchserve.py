@@ -77,7 +77,7 @@ def error(answer: requests.Response) -> tuple[int, str, str]:
 
 
 def test_ping(server: ServerProcess) -> None:
-    answer = requests.get(predictions(server, "/ping"), timeout=30)
+    answer = requests.get(predictions(server, "/ping"), timeout=120)
     assert (answer.status_code, answer.text) == (200, '{\n  "status": "Healthy"\n}\n')
     assert answer.headers["Pragma"] == "no-cache"
     assert answer.headers["Cache-Control"] == "no-cache; no-store, must-revalidate, private"
@@ -92,14 +92,14 @@ def test_ping(server: ServerProcess) -> None:
 def test_a_body_comes_back_as_it_was(server: ServerProcess, path: str, body: bytes) -> None:
     with requests.Session() as session:
         for _ in range(3):  # by validation, and by what was remembered
-            answer = session.post(predictions(server, path), body, timeout=30)
+            answer = session.post(predictions(server, path), body, timeout=120)
             assert (answer.status_code, answer.content) == (200, body)
             assert "content-type" not in answer.headers
 
 
 def test_any_method_is_a_prediction(server: ServerProcess) -> None:
     for method in ("GET", "PUT", "POST"):
-        answer = requests.request(method, predictions(server, "/predictions/echo?a=b"), data=b"x", timeout=30)
+        answer = requests.request(method, predictions(server, "/predictions/echo?a=b"), data=b"x", timeout=120)
         assert answer.content == b"x"
 
 
@@ -107,13 +107,15 @@ def test_a_compressed_body_is_decompressed(server: ServerProcess) -> None:
     import gzip
 
     headers = {"Content-Encoding": "gzip"}
-    answer = requests.post(predictions(server, "/predictions/echo"), gzip.compress(b"abc"), headers=headers, timeout=30)
+    answer = requests.post(
+        predictions(server, "/predictions/echo"), gzip.compress(b"abc"), headers=headers, timeout=120
+    )
     assert answer.content == b"abc"
 
 
 def test_refusals_have_the_words_of_torchserve(server: ServerProcess) -> None:
     def ask(path: str) -> tuple[int, str, str]:
-        return error(requests.post(predictions(server, path), b"x", timeout=30))
+        return error(requests.post(predictions(server, path), b"x", timeout=120))
 
     assert ask("/predictions/nobody") == (404, "ModelNotFoundException", "Model not found: nobody")
     assert ask("/predictions/echo/2.0") == (
@@ -124,20 +126,20 @@ def test_refusals_have_the_words_of_torchserve(server: ServerProcess) -> None:
     code, kind, text = ask("/predictions/numbers")
     assert (code, kind) == (400, "BadRequestException")
     assert text.startswith("model 'numbers' does not take a body as it comes: it has an input 'x'")
-    answer = requests.options(predictions(server, "/predictions/echo"), timeout=30)
+    answer = requests.options(predictions(server, "/predictions/echo"), timeout=120)
     assert error(answer)[:2] == (405, "MethodNotAllowedException")
 
 
 def test_what_a_head_says_twice_is_not_believed(server: ServerProcess) -> None:
     # This model gives the head back as the answer's, so the client can put there what a handler might.
-    answer = requests.post(predictions(server, "/predictions/echo"), b"x", headers={"status": "200"}, timeout=30)
+    answer = requests.post(predictions(server, "/predictions/echo"), b"x", headers={"status": "200"}, timeout=120)
     assert error(answer)[:2] == (503, "InternalServerException")
 
 
 def test_without_the_flag_there_is_nothing_of_it(repository: Path, tmp_path: Path) -> None:
     with running(repository, tmp_path, ("--http-addr", "127.0.0.1:0")) as process:
         for path in ("/ping", "/predictions/echo"):
-            answer = requests.get(predictions(process, path), timeout=30)
+            answer = requests.get(predictions(process, path), timeout=120)
             assert (answer.status_code, answer.json()) == (404, {"error": "Not Found"})
         assert "management" not in process.log
 
@@ -152,7 +154,7 @@ def test_the_management_api_has_its_changes_made_in_all_processes(repository: Pa
 
         def statuses(path: str) -> set[int]:
             """Of connections to both processes, but for one time in half a million."""
-            return {requests.post(predictions(process, path), b"abc", timeout=30).status_code for _ in range(20)}
+            return {requests.post(predictions(process, path), b"abc", timeout=120).status_code for _ in range(20)}
 
         asked = "/models?url=lengths-1.0.mar&initial_workers=1&synchronous=true"
         assert ask(process, "POST", asked).status_code == 200
@@ -162,7 +164,7 @@ def test_the_management_api_has_its_changes_made_in_all_processes(repository: Pa
         assert statuses("/predictions/lengths") == {503}
         # A process that is started later finds what was said before.
         page = f"http://127.0.0.1:{process.http_port}"
-        processes = requests.get(f"{page}/status.json", timeout=30).json()["server"]["processes"]
+        processes = requests.get(f"{page}/status.json", timeout=120).json()["server"]["processes"]
         os.kill(processes[2]["pid"], signal.SIGKILL)
         restarted = 'toutates_process_restarts_total{process="1"} 1'
         wait_until(lambda: {restarted, "toutates_ready 1"} <= {*requests.get(f"{page}/metrics").text.splitlines()})
@@ -186,7 +188,7 @@ def test_urls_are_allowed_by_whole_hosts() -> None:
 
 
 def ask(server: ServerProcess, method: str, path: str, **more: Any) -> requests.Response:
-    answer = requests.request(method, management(server, path), timeout=60, **more)
+    answer = requests.request(method, management(server, path), timeout=120, **more)
     assert answer.text.endswith("\n")
     return answer
 
@@ -215,7 +217,7 @@ def test_the_life_of_a_registered_model(server: ServerProcess, repository: Path)
     assert (described["modelUrl"], described["batchSize"], described["workers"]) == ("lengths-1.0.mar", 4, [])
     both = ask(server, "GET", "/models/lengths/all").json()
     assert [one["modelVersion"] for one in both] == ["1.0", "2.0"]
-    code, kind, text = error(requests.post(predictions(server, "/predictions/lengths/1.0"), b"x", timeout=30))
+    code, kind, text = error(requests.post(predictions(server, "/predictions/lengths/1.0"), b"x", timeout=120))
     assert (code, kind) == (503, "ServiceUnavailableException")
     assert text.startswith('Model "lengths" Version 1.0" has no worker to serve inference request.')
     assert error(ask(server, "DELETE", "/models/lengths/1.0")) == (
@@ -362,8 +364,8 @@ def test_an_archive_is_downloaded_from_where_it_may_and_a_secret_is_asked_for(tm
         with running(tmp_path / "models", tmp_path, (*FLAGS, *flags, *secret)) as process:
             url = f"{root}/archives/lengths.mar"
             assert error(ask(process, "POST", "/models", params={"url": url}))[:2] == (403, "AccessDeniedException")
-            assert error(requests.post(predictions(process, "/predictions/m"), timeout=30))[0] == 403
-            assert requests.get(predictions(process, "/ping"), timeout=30).status_code == 200
+            assert error(requests.post(predictions(process, "/predictions/m"), timeout=120))[0] == 403
+            assert requests.get(predictions(process, "/ping"), timeout=120).status_code == 200
 
             def register(url: str) -> requests.Response:
                 return ask(process, "POST", "/models", json={"url": url}, headers={"admin": "letmein"})

@@ -65,7 +65,7 @@ class _Slow(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.asked.set()
-        self.server.may_go_on.wait(60)
+        self.server.may_go_on.wait(120)
         self.send_response(200)
         self.end_headers()
         self.wfile.write(self.server.content)
@@ -93,11 +93,11 @@ def server(store: Path, slow: SlowSource, tmp_path_factory: pytest.TempPathFacto
 
 
 def post(server: ServerProcess, path: str, data: Any = b"", **more: Any) -> requests.Response:
-    return requests.post(f"http://127.0.0.1:{server.rest_port}/predictions/{path}", data, timeout=60, **more)
+    return requests.post(f"http://127.0.0.1:{server.rest_port}/predictions/{path}", data, timeout=120, **more)
 
 
 def manage(server: ServerProcess, method: str, path: str) -> requests.Response:
-    return requests.request(method, f"http://127.0.0.1:{server.management_port}{path}", timeout=60)
+    return requests.request(method, f"http://127.0.0.1:{server.management_port}{path}", timeout=120)
 
 
 def test_a_handler_answers_bodies_forms_and_json(server: ServerProcess) -> None:
@@ -155,7 +155,7 @@ def test_tritons_clients_ask_the_same_model(server: ServerProcess) -> None:
             for name, text in (("body", body), ("head", head))
         ]
         url = f"http://127.0.0.1:{server.rest_port}/v2/models/lengths/infer"
-        return requests.post(url, json={"inputs": inputs}, timeout=60)
+        return requests.post(url, json={"inputs": inputs}, timeout=120)
 
     outputs = {one["name"]: one["data"][0] for one in infer("1234", "").json()["outputs"]}
     assert json.loads(outputs["result"]) == {"length": 40, "type": "bytearray"}
@@ -200,7 +200,7 @@ def test_a_slow_download_holds_nobody_up(server: ServerProcess, store: Path, slo
         url = f"http://127.0.0.1:{slow.server_port}/slow.mar"
         registered = pool.submit(manage, server, "POST", f"/models?url={url}&initial_workers=1")
         try:
-            assert slow.asked.wait(60)
+            assert slow.asked.wait(120)
             mar(store / "quick.mar", contents(modelName="quick"))
             assert manage(server, "POST", "/models?url=quick.mar").status_code == 200
             assert manage(server, "DELETE", "/models/quick").status_code == 200

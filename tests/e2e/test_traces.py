@@ -220,7 +220,7 @@ def send_all(address: str, messages: Iterable[Any], metadata: Sequence[tuple[str
         method = channel.unary_unary(INFER)
         under_way: list[Any] = []
         for message in messages:
-            under_way.append(method.future(message.SerializeToString(), metadata=metadata, timeout=60))
+            under_way.append(method.future(message.SerializeToString(), metadata=metadata, timeout=120))
             if len(under_way) == 200:
                 for future in under_way:
                     future.result()
@@ -279,7 +279,7 @@ def counted_of(server: ServerProcess) -> tuple[int, int]:
     """Requests whose spans were sent, and whose spans were lost, as the server's metrics say."""
     found = re.search(r"http://[^ ]+/metrics", server.log)
     assert found is not None
-    with urllib.request.urlopen(found[0], timeout=10) as answer:
+    with urllib.request.urlopen(found[0], timeout=120) as answer:
         text = answer.read().decode()
     counts = dict(re.findall(r"^toutates_traces_(sent|lost)_total (\d+)", text, re.MULTILINE))
     return int(counts["sent"]), int(counts["lost"])
@@ -440,7 +440,7 @@ def test_server_without_opentelemetry_says_what_to_install_where_it_is_asked_for
         f"import sys; sys.path[:0] = {path.split(':')!r}; from toutates.command.main import main; sys.exit(main())",
     ]
     flags = ["--model-repository", str(repository), "--trace-endpoint", "http://127.0.0.1:1"]
-    ended = subprocess.run([PYTHON, *start, *flags], env=environment(), capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([PYTHON, *start, *flags], env=environment(), capture_output=True, text=True, timeout=120)
     assert ended.returncode == 2
     assert ended.stderr.endswith(
         "toutates: error: --trace-endpoint: opentelemetry is not installed; install toutates[otel]\n"

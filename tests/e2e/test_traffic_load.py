@@ -99,7 +99,7 @@ def test_rules_and_models_that_change_under_load_stop_nothing(tmp_path: Path, wo
         unloads = cycle([True, False])
 
         def switch_alias() -> None:
-            response = session.post(url, json={"aliases": {"live": next(targets)}}, timeout=60)
+            response = session.post(url, json={"aliases": {"live": next(targets)}}, timeout=120)
             assert response.status_code == 200, response.text
 
         def reload() -> None:
@@ -109,7 +109,7 @@ def test_rules_and_models_that_change_under_load_stop_nothing(tmp_path: Path, wo
             client.unload_model("copy") if next(unloads) else client.load_model("copy")
 
         def look() -> None:
-            assert [requests.get(page, timeout=60).status_code for page in pages] == [200, 200]
+            assert [requests.get(page, timeout=120).status_code for page in pages] == [200, 200]
 
         with _Beside(switch_alias, reload, look):
             result = run_load(_load(server, _SECONDS))
@@ -118,7 +118,7 @@ def test_rules_and_models_that_change_under_load_stop_nothing(tmp_path: Path, wo
         assert statuses.total() > 100
 
         client.load_model("copy")
-        text = requests.get(pages[0], timeout=60).text
+        text = requests.get(pages[0], timeout=120).text
         counted = Counter[str]()
         for line in text.splitlines():
             if line.startswith("toutates_shadow_requests_total"):

@@ -156,7 +156,7 @@ def test_many_at_once_for_an_alias_keep_their_order(server: ServerProcess, clien
     client.start_stream(lambda result, error: answers.put((result, error)))
     for number in range(40):
         client.async_stream_infer(("live", "fraud")[number % 2], tensors(triton), request_id=str(number))
-    got = [answers.get(timeout=60) for _ in range(40)]
+    got = [answers.get(timeout=120) for _ in range(40)]
     client.stop_stream()
     assert [error for _, error in got] == [None] * 40
     assert [int(result.get_response().id) for result, _ in got] == list(range(40))

@@ -55,7 +55,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(280)  # some seconds each on an idle machine
+@pytest.mark.timeout(600)  # some seconds each on an idle machine
 def test_tuned_configuration_of_the_mlp_loads_and_is_not_worse(model: Path, tmp_path: Path) -> None:
     before = files_of(model)
     output, told, page = tmp_path / "tuned", tmp_path / "t.json", tmp_path / "t.html"
@@ -86,7 +86,7 @@ def test_tuned_configuration_of_the_mlp_loads_and_is_not_worse(model: Path, tmp_
 
 
 @pytest.mark.long
-@pytest.mark.timeout(280)  # some seconds each on an idle machine
+@pytest.mark.timeout(600)  # some seconds each on an idle machine
 def test_a_better_configuration_is_written_beside_the_model_and_loads(model: Path, tmp_path: Path) -> None:
     before, told = files_of(model), tmp_path / "t.json"
     flags = ["--write", "--points=3", "--seconds-per-point=0.5", f"--json={told}", "--accuracy=cosine>=0.5"]
@@ -111,7 +111,7 @@ def test_a_better_configuration_is_written_beside_the_model_and_loads(model: Pat
 
 
 @pytest.mark.long
-@pytest.mark.timeout(280)  # some seconds each on an idle machine
+@pytest.mark.timeout(600)  # some seconds each on an idle machine
 def test_a_model_that_changes_meanwhile_is_left_alone(
     model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,7 +129,7 @@ def test_a_model_that_changes_meanwhile_is_left_alone(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(280)  # some seconds each on an idle machine
+@pytest.mark.timeout(600)  # some seconds each on an idle machine
 def test_several_models_are_tuned_together_with_a_bound_for_one_of_them(model: Path, tmp_path: Path) -> None:
     shutil.copytree(model, model.with_name("other"))
     told, output = tmp_path / "t.json", tmp_path / "out"
@@ -149,7 +149,7 @@ def test_several_models_are_tuned_together_with_a_bound_for_one_of_them(model: P
 
 
 @pytest.mark.long
-@pytest.mark.timeout(280)  # some seconds each on an idle machine
+@pytest.mark.timeout(600)  # some seconds each on an idle machine
 def test_a_model_with_padding_is_asked_with_rows_of_different_length(tmp_path: Path) -> None:
     table = np.random.default_rng(1).standard_normal((100, 32)).astype(np.float32)
     graph = helper.make_graph(
@@ -176,7 +176,7 @@ def test_a_model_with_padding_is_asked_with_rows_of_different_length(tmp_path: P
 
 
 @pytest.mark.long
-@pytest.mark.timeout(280)  # some seconds each on an idle machine
+@pytest.mark.timeout(600)  # some seconds each on an idle machine
 def test_members_of_an_ensemble_are_tuned_by_requests_to_it(tmp_path: Path) -> None:
     repository = tmp_path / "images"
     subprocess.run(
@@ -201,7 +201,7 @@ def test_members_of_an_ensemble_are_tuned_by_requests_to_it(tmp_path: Path) -> N
 
 
 @pytest.mark.long
-@pytest.mark.timeout(280)  # some seconds each on an idle machine
+@pytest.mark.timeout(600)  # some seconds each on an idle machine
 def test_impossible_constraints_are_told_with_the_best_that_was_reached(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,7 +216,7 @@ def test_impossible_constraints_are_told_with_the_best_that_was_reached(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(280)  # some seconds each on an idle machine
+@pytest.mark.timeout(600)  # some seconds each on an idle machine
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_prints_what_there_is_and_leaves_nothing(
     model: Path, tmp_path: Path, sign: signal.Signals

@@ -188,7 +188,7 @@ def test_other_spellings_of_grpc_are_answered(client: Client, content_type: str)
 
 def everything(sock: socket.socket) -> bytes:
     """All that comes until the connection ends."""
-    sock.settimeout(20)
+    sock.settimeout(120)
     data = b""
     try:
         while more := sock.recv(65_536):
@@ -199,7 +199,7 @@ def everything(sock: socket.socket) -> bytes:
 
 
 def connected(server: ServerProcess) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", server.port), timeout=20)
+    return socket.create_connection(("127.0.0.1", server.port), timeout=120)
 
 
 @pytest.mark.usefixtures("client")

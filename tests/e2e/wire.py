@@ -29,7 +29,7 @@ _HEADERS: Final = {
     "te": "trailers",
     "content-type": "application/grpc",
 }
-_SECONDS: Final = 60.0
+_SECONDS: Final = 120.0
 _DEFAULT_FRAME_SIZE: Final = 16_384
 
 

@@ -76,7 +76,7 @@ Shape = Sequence[int | str | None]
 Array = npt.NDArray[Any]
 
 #: How long a thread may take that a test waits for; only a test that fails takes as long.
-PATIENCE_S: Final = 20.0
+PATIENCE_S: Final = 120.0
 
 
 # --- models ----------------------------------------------------------------------------------------------------------
@@ -533,12 +533,12 @@ def running(servable: Servable, host: Host) -> Iterator[None]:
 
     thread = threading.Thread(target=trio.run, args=(run,))
     thread.start()
-    token = tokens.get(timeout=30)
+    token = tokens.get(timeout=120)
     try:
         yield
     finally:
         with suppress(trio.RunFinishedError):  # the test has closed it
             trio.from_thread.run_sync(servable.close, trio_token=token)
-        thread.join(30)
+        thread.join(120)
         assert not thread.is_alive()
         servable.free()

@@ -102,7 +102,7 @@ def test_a_servable_answers_counts_and_describes_itself_and_leaves_nothing_behin
 
     async def main() -> None:
         token.append(trio.lowlevel.current_trio_token())
-        with trio.fail_after(20):
+        with trio.fail_after(120):
             await serve()
 
     trio.run(main)
@@ -141,7 +141,7 @@ def test_memory_is_free_without_the_garbage_collector_once_a_servable_is_freed()
     try:
 
         async def main() -> None:
-            with trio.fail_after(20):
+            with trio.fail_after(120):
                 await servable.run(HOST)
 
         servable.close()

@@ -74,7 +74,7 @@ def ask(calls: Calls, **inputs: Any) -> Any:
     """Call and wait for the output; raises the call's error."""
     outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
     calls.call(ModelCall(0, outcomes.put), {name: Tensor.of(np.asarray(value)) for name, value in inputs.items()})
-    outcome = outcomes.get(timeout=30)
+    outcome = outcomes.get(timeout=120)
     if outcome.error is not None:
         raise outcome.error
     return outcome.tensor(0, calls.signature).array()
@@ -173,7 +173,7 @@ def test_a_call_out_of_an_outcome_is_no_deeper_on_the_stack_and_ends() -> None:
         for _ in range(20):
             ask(calls, a=rows([1]))  # by now its runs are known to be quick
         calls.call(ModelCall(0, again), {"a": Tensor.of(rows([0]))})
-        assert done.wait(30)
+        assert done.wait(120)
         assert all(max(seen) - min(seen) < 30 for seen in depths.values()), depths
         assert not THREAD._waiting
 
@@ -182,7 +182,7 @@ def test_calls_are_run_by_executors_where_the_round_has_no_time_left() -> None:
     def thread_of_a_run() -> threading.Thread:
         threads: queue.SimpleQueue[threading.Thread] = queue.SimpleQueue()
         calls.call(ModelCall(0, lambda outcome: threads.put(threading.current_thread())), {"a": Tensor.of(rows([1]))})
-        return threads.get(timeout=30)
+        return threads.get(timeout=120)
 
     with serving(quick_ns=2**61) as (calls, servable):
 
@@ -216,7 +216,7 @@ def test_a_caller_who_has_left_is_not_answered_by_a_run() -> None:
     outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
     with serving() as (calls, servable):
         calls.call(ModelCall(0, outcomes.put, is_wanted=lambda by_ns: False), {"a": Tensor.of(rows([1]))})
-        error = outcomes.get(timeout=30).error
+        error = outcomes.get(timeout=120).error
         assert isinstance(error, RequestError)
         assert servable.statistics().requests.cancel == 1
         assert not servable.statistics().batches

@@ -135,7 +135,7 @@ def test_when_no_worker_is_left_a_run_that_does_not_end_is_left_behind(caplog: p
 
     def live() -> None:
         story.token.run_sync_soon(story.threads.note_that_workers_ended)
-        may_end.wait(60)
+        may_end.wait(120)
 
     executor.lives.append(live)
     story.tell()

@@ -317,7 +317,7 @@ def test_what_is_no_exception_ends_the_thread_when_its_callers_have_been_told(mo
         rig.start()
         [error] = rig.worker.collect("a")
         assert str(error) == "running the batch failed: Ended"
-        rig.threads[0].join(20)
+        rig.threads[0].join(120)
     assert [type(death) for death in deaths] == [Ended]
     assert rig.supertensor.occupancy().in_flight == 0
     # It has no thread, and is offered nothing: what comes waits for the next thread.
@@ -380,7 +380,7 @@ def test_an_executor_whose_thread_ended_while_it_waited_goes_on_where_it_was(whe
     with rig.running():
         rig.gate.set()
         if when == "inline":
-            thread.join(20)
+            thread.join(120)
         rig.worker.end_round()
         npt.assert_array_equal(rig.worker.collect("a")[0], 2 * rows(1))
         rig.wait_idle()

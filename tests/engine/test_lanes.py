@@ -115,7 +115,7 @@ def test_two_workers_slice_large_outputs_through_views_of_their_own() -> None:
     with rig.running():
         views = []
         for worker in rig.workers:
-            result = worker.results.get(timeout=20)
+            result = worker.results.get(timeout=120)
             outputs = result.outputs
             assert outputs is not None
             [view] = outputs.data

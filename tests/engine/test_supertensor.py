@@ -93,7 +93,7 @@ def test_a_port_that_is_made_while_another_one_has_a_batch_to_itself_adds_to_it_
         second.add_packed(way, 1, "second", content, (0, len(content)))
         rig.worker.end_round()
         npt.assert_array_equal(rig.worker.collect("first")[0], 2 * rows(1))
-        result = results.get(timeout=60)
+        result = results.get(timeout=120)
         [(context, first, count, _)] = result.pending
         assert (context, count) == ("second", 1)
         assert result.outputs is not None
@@ -241,7 +241,7 @@ def test_a_closed_ring_refuses_rows_and_runs_what_it_has() -> None:
     rig.start()
     rig.worker.collect("a")
     for thread in rig.threads:
-        thread.join(20)
+        thread.join(120)
         assert not thread.is_alive()
 
 

@@ -232,7 +232,7 @@ def test_loaded_models_run_until_stop_ends_every_executor(tmp_path: Path) -> Non
     results: list[Any] = []
 
     async def main() -> None:
-        with trio.fail_after(20):
+        with trio.fail_after(120):
             async with trio.open_nursery() as nursery:
                 manager = manager_in(nursery)
                 await manager.load_all(scan(tmp_path), lambda *progress: None)
@@ -312,7 +312,7 @@ def test_a_worker_that_ended_in_the_middle_of_its_round_does_not_keep_stop_from_
     put(tmp_path, "m")
 
     async def main() -> None:
-        with trio.fail_after(20):
+        with trio.fail_after(120):
             async with trio.open_nursery() as nursery:
                 manager = manager_in(nursery)
                 await manager.load_all(scan(tmp_path), lambda *progress: None)
@@ -336,7 +336,7 @@ def test_cancelled_while_loading_it_waits_for_the_versions_in_hand_and_loads_no_
 
     def load_slowly(*arguments: Any, **options: Any) -> Any:
         loading.release()
-        assert go_on.wait(20)
+        assert go_on.wait(120)
         loaded.append(arguments)
         return really_load(*arguments, **options)
 
@@ -344,7 +344,7 @@ def test_cancelled_while_loading_it_waits_for_the_versions_in_hand_and_loads_no_
     monkeypatch.setattr(running_module, "SHARE_NS", 0)  # else a thread may begin another one before it hears of it
 
     async def main() -> None:
-        with trio.fail_after(20):
+        with trio.fail_after(120):
             async with trio.open_nursery() as executors:
                 manager = manager_in(executors, parallel_loads=parallel_loads)
                 async with trio.open_nursery() as nursery:
@@ -473,7 +473,7 @@ def test_threads_that_executors_leave_behind_are_not_pinned(tmp_path: Path) -> N
         together = threading.Barrier(3)
 
         def look() -> None:
-            together.wait(20)
+            together.wait(120)
             affinities.append(os.sched_getaffinity(0))
 
         async with trio.open_nursery() as nursery:
@@ -517,7 +517,7 @@ def test_a_version_that_is_replaced_is_freed_without_the_collector(tmp_path: Pat
     put(tmp_path, "m", config=CONFIG.format(2))
 
     async def main() -> None:
-        with trio.fail_after(30):
+        with trio.fail_after(120):
             async with trio.open_nursery() as nursery:
                 manager = manager_in(nursery)
                 # Before, because on free-threaded Python a collection may give objects to other threads.
@@ -561,7 +561,7 @@ def test_sessions_of_a_version_that_is_unloaded_are_freed(
     put(tmp_path, "m", config=CONFIG.format(3) + session)
 
     async def main() -> None:
-        with trio.fail_after(30):
+        with trio.fail_after(120):
             async with trio.open_nursery() as nursery:
                 manager = manager_in(nursery)
                 await load_model(manager, folder_of(tmp_path))
@@ -649,7 +649,7 @@ def test_a_version_is_closed_only_once_every_worker_has_let_go(tmp_path: Path) -
     settled = trio.Event()
 
     async def main() -> None:
-        with trio.fail_after(30):
+        with trio.fail_after(120):
             async with trio.open_nursery() as nursery:
                 manager = manager_in(nursery, settle=settled.wait)
                 await load_model(manager, folder_of(tmp_path))
@@ -675,7 +675,7 @@ def test_a_server_that_stops_does_not_wait_for_workers_that_will_not_let_go(tmp_
     put(tmp_path, "m")
 
     async def main() -> None:
-        with trio.fail_after(30):
+        with trio.fail_after(120):
             async with trio.open_nursery() as nursery:
                 manager = manager_in(nursery, settle=trio.sleep_forever)
                 await load_model(manager, folder_of(tmp_path))
@@ -690,7 +690,7 @@ def test_versions_of_a_new_model_are_all_served_or_none_unless_each_is_by_itself
     put(tmp_path, "m", b"nonsense", version=2)
 
     async def main() -> None:
-        with trio.fail_after(30):
+        with trio.fail_after(120):
             async with trio.open_nursery() as nursery:
                 manager = manager_in(nursery)
                 with pytest.raises(ModelLoadError, match="version 2 is at UNAVAILABLE state: Internal: onnxruntime"):
@@ -710,7 +710,7 @@ def test_a_model_that_could_not_be_served_leaves_the_server_unready_until_it_can
     seen: list[tuple[bool, ModelState | None]] = []
 
     async def main() -> None:
-        with trio.fail_after(30):
+        with trio.fail_after(120):
             async with trio.open_nursery() as nursery:
 
                 def note() -> None:
@@ -741,7 +741,7 @@ def test_of_what_was_removed_the_latest_is_remembered(tmp_path: Path, monkeypatc
     monkeypatch.setattr(current_table_module, "MAX_REMOVED", 2)
 
     async def main() -> None:
-        with trio.fail_after(60):
+        with trio.fail_after(120):
             async with trio.open_nursery() as nursery:
                 manager = manager_in(nursery)
                 for number in (1, 2, 3, 4):
@@ -781,7 +781,7 @@ def test_a_model_that_vanishes_while_it_loads_is_an_error_and_nothing_more(
     monkeypatch.setattr(loader_module, "load_session", vanish)
 
     async def main() -> None:
-        with trio.fail_after(30):
+        with trio.fail_after(120):
             async with trio.open_nursery() as nursery:
                 manager = manager_in(nursery)
                 with pytest.raises(ModelLoadError, match=r"cannot read '1/model\.onnx': No such file"):
@@ -830,7 +830,7 @@ def test_changes_of_one_model_wait_for_each_other_and_for_what_the_last_one_repl
     settled, order = trio.Event(), list[str]()
 
     async def main() -> None:
-        with trio.fail_after(30):
+        with trio.fail_after(120):
             async with trio.open_nursery() as nursery:
                 manager = manager_in(nursery, settle=settled.wait)
 
@@ -877,7 +877,7 @@ def test_versions_that_would_come_out_the_same_stay_and_the_others_are_counted(t
     graph = tmp_path / "m" / "2" / "model.onnx"
 
     async def main() -> None:
-        with trio.fail_after(60):
+        with trio.fail_after(120):
             async with trio.open_nursery() as nursery:
                 manager = manager_in(nursery)
                 await load_model(manager, folder_of(tmp_path))
@@ -936,7 +936,7 @@ def test_a_new_model_is_partly_served_where_each_version_is_by_itself(tmp_path: 
         put(tmp_path, "m", content, version=version)
 
     async def main() -> None:
-        with trio.fail_after(30):
+        with trio.fail_after(120):
             async with trio.open_nursery() as nursery:
                 manager = manager_in(nursery)
                 with pytest.raises(PartlyLoaded) as caught:
@@ -970,7 +970,7 @@ def test_a_version_whose_executors_have_died_is_unavailable_until_they_are_repla
 
     async def main() -> None:
         nonlocal dead
-        with trio.fail_after(30):
+        with trio.fail_after(120):
             async with trio.open_nursery() as nursery:
                 manager: ModelManager
                 manager = manager_in(nursery, on_change=lambda: changes.append(manager.table.ready))

@@ -48,7 +48,7 @@ def test_large_bodies_come_whole(tls: bool, context: ssl.SSLContext, monkeypatch
         for size in sizes:
             client.sock.sendall(request("POST", body=CONTENT[:size]))
             client.expect(answer(CONTENT[:size]))
-        client.sock.settimeout(20)
+        client.sock.settimeout(120)
         few = sizes[:2]
         client.sock.sendall(b"".join(request("POST", body=CONTENT[:size]) for size in few))
         client.expect(b"".join(answer(CONTENT[:size]) for size in few))

@@ -90,7 +90,7 @@ class Gate:
         self.served.append(call.stream_id)
         if len(self.served) == 1:
             self.entered.set()
-            assert self.opened.wait(20)
+            assert self.opened.wait(120)
         call.reply(b"")
 
 
@@ -120,7 +120,7 @@ def test_calls_left_over_from_a_turn_that_expire_are_not_begun() -> None:
     gate = Gate()
     with running(None, Method(SLOW, unary=gate.serve)) as server, RawClient(server, WIDE) as client:
         send_together(server, client, slow_calls(400, ("grpc-timeout", "10M")))
-        assert gate.entered.wait(20)
+        assert gate.entered.wait(120)
         server.expire()
         gate.opened.set()
         expired = [one for one in frames(client, HEADERS, 400) if b"grpc-message" in one.payload]
@@ -134,7 +134,7 @@ def test_the_events_of_large_reads_are_timed_one_by_one(monkeypatch: pytest.Monk
     gate = Gate()
     with running(None, Method(SLOW, unary=gate.serve)) as server, RawClient(server, WIDE) as client:
         send_together(server, client, slow_calls(turns.EVENTS_AT_ONCE, ("grpc-timeout", "10M")))
-        assert gate.entered.wait(20)
+        assert gate.entered.wait(120)
         server.expire()
         gate.opened.set()
         expired = [one for one in frames(client, HEADERS, 12) if b"grpc-message" in one.payload]
@@ -161,7 +161,7 @@ def test_calls_left_over_when_their_connection_ends_are_not_begun(end: str) -> N
     with running(None, Method(SLOW, unary=gate.serve)) as server:
         with RawClient(server, WIDE) as client:
             send_together(server, client, slow_calls(400) + (data(0) if end == "violation" else b""))
-            assert gate.entered.wait(20)
+            assert gate.entered.wait(120)
             if end == "violation":
                 gate.opened.set()
                 assert [one.code for one in client if one.type == GOAWAY] == [PROTOCOL_ERROR]
@@ -178,7 +178,7 @@ def test_drain_answers_calls_left_over_from_a_turn() -> None:
     gate = Gate()
     with running(None, Method(SLOW, unary=gate.serve)) as server, RawClient(server, WIDE) as client:
         send_together(server, client, slow_calls(100))
-        assert gate.entered.wait(20)
+        assert gate.entered.wait(120)
         server.drain(20.0)
         gate.opened.set()
         seen = list(client)
@@ -196,7 +196,7 @@ def test_streams_left_over_that_are_reset_do_not_begin() -> None:
             headers(stream_id, timed) + data(stream_id, message(b"x")) for stream_id in range(201, 261, 2)
         )
         send_together(server, client, slow_calls(100) + streams)
-        assert gate.entered.wait(20)
+        assert gate.entered.wait(120)
         server.expire()
         gate.opened.set()
         server.until(

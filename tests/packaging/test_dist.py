@@ -182,16 +182,16 @@ def serving(binaries: Path, folder: Path, *arguments: str) -> Iterator[dict[str,
         assert dict(found).keys() == {"gRPC", "HTTP", "status page"}, log.read_text()
         yield dict(found)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0, log.read_text()
+        assert process.wait(120) == 0, log.read_text()
         assert " ERROR " not in log.read_text()
     finally:
         process.kill()
-        process.wait(60)
+        process.wait(120)
 
 
 def read(url: str, body: object = None) -> Any:
     data = None if body is None else json.dumps(body).encode()
-    with urllib.request.urlopen(urllib.request.Request(url, data), timeout=60) as response:
+    with urllib.request.urlopen(urllib.request.Request(url, data), timeout=120) as response:
         return response.read().decode()
 
 

@@ -196,12 +196,12 @@ def test_elements_are_found_once_before_any_thread_writes_behind_them(monkeypatc
     found: list[int] = []
     slow = threading.Thread(target=lambda: found.append(len(second.where()[0])))
     slow.start()
-    assert walking.wait(20)
+    assert walking.wait(120)
     tensor = join_rows([first], (count // 2, 1))
     for start, length in zip(tensor.starts, tensor.lengths, strict=True):
         tensor.content[start + length] = 0xFF
     written.set()
-    slow.join(20)
+    slow.join(120)
     assert found == [count - count // 2]
 
 

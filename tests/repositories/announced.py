@@ -14,7 +14,7 @@ from typing import Final
 
 __all__ = ["running"]
 
-_SECONDS: Final = 30.0
+_SECONDS: Final = 120.0
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from toutates.repositories.web.credentials import shared_key
 __all__ = ["ACCOUNT", "KEY", "Azurite", "GoogleEmulator", "azurite", "google_emulator", "opened"]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-_SECONDS: Final = 30.0
+_SECONDS: Final = 120.0
 #: Account and key of Azurite, which Microsoft documents.
 ACCOUNT: Final = "devstoreaccount1"
 KEY: Final = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="

@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-_SECONDS: Final = 30.0
+_SECONDS: Final = 120.0
 
 #: objects on one page of moto's listings; 1000 on those of others
 PAGE: Final = 9

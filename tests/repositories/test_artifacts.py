@@ -376,7 +376,7 @@ class Registry:
 
     def _ask(self, method: str, url: str, body: bytes, more: Mapping[str, str] = {}) -> Any:
         kind = {"Content-Type": "application/octet-stream"}
-        with urlopen(Request(url, body, {**self._headers, **kind, **more}, method=method), timeout=60) as answer:
+        with urlopen(Request(url, body, {**self._headers, **kind, **more}, method=method), timeout=120) as answer:
             answer.read()
             return answer
 
@@ -534,7 +534,7 @@ def test_a_token_that_a_registry_gives_for_the_password(
             return Answer(status=401, headers={"WWW-Authenticate": asks})
         kinds = {"Accept": headers["accept"]} if "accept" in headers else {}
         try:
-            with urlopen(Request(f"http://{oci.host}{path}", headers=kinds, method=method), timeout=60) as answer:
+            with urlopen(Request(f"http://{oci.host}{path}", headers=kinds, method=method), timeout=120) as answer:
                 return Answer(answer.read(), headers={"Docker-Content-Digest": answer.headers["Docker-Content-Digest"]})
         except HTTPError as error:
             return Answer(status=error.code)
@@ -753,9 +753,9 @@ def test_a_stop_ends_the_download_of_an_archive(served: tuple[Files, Answers], t
     with opened(f"{server.url}/models.tar.gz", tmp_path) as one:
         thread = threading.Thread(target=scan)
         thread.start()
-        assert asked.wait(60)
+        assert asked.wait(120)
         one.stop()
-        thread.join(60)
+        thread.join(120)
         assert not thread.is_alive()
     assert "stopping" in str(failed[0])
     assert not [path for path in tmp_path.iterdir() if path.is_file() and path.name not in ("lock", "authority.pem")]

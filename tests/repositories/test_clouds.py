@@ -647,9 +647,9 @@ def test_a_stop_ends_what_is_being_read(fake: tuple[str, Answers], tmp_path: Pat
     with opened(url, tmp_path) as one:
         thread = threading.Thread(target=scan)
         thread.start()
-        assert asked.wait(60)
+        assert asked.wait(120)
         one.stop()
-        thread.join(60)
+        thread.join(120)
         assert not thread.is_alive()
     assert [type(error) for error in failed] == [RepositoryError]
     assert "stopping" in str(failed[0])

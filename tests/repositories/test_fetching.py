@@ -34,7 +34,7 @@ class Stubborn(LocalRepository):
     ) -> ModelFolder:
         if folder.name == "slow":
             self.begun.set()
-            self.stopped.wait(30)
+            self.stopped.wait(120)
         if folder.name != "quick":
             raise RepositoryError(f"{folder.name} cannot be had")
         return folder
@@ -60,7 +60,7 @@ def test_fetching_that_is_cancelled_stops_the_repository() -> None:
     repository = Stubborn()
 
     async def main() -> None:
-        with trio.fail_after(20):
+        with trio.fail_after(120):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(fetch_all, [(repository, folder("slow"))])
                 await trio.to_thread.run_sync(repository.begun.wait)
@@ -88,7 +88,7 @@ class Counting(Stubborn):
         beside: Collection[str] = (),
     ) -> ModelFolder:
         self._listeners[folder.name] = on_progress
-        if self._together.wait(30) == 0:
+        if self._together.wait(120) == 0:
             for now_s, name, done, total in self._steps:
                 self.now_s = now_s
                 self._listeners[name](done, total)

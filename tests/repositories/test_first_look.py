@@ -35,7 +35,7 @@ class Remote(LocalRepository):
 
     def scan(self, only: Collection[str] | None = None) -> list[ModelFolder]:
         if self.hold is not None:
-            self.hold.wait(30)
+            self.hold.wait(120)
         if self.error is not None:
             raise self.error
         return super().scan(only)

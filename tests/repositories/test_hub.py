@@ -309,7 +309,7 @@ def test_a_stop_ends_a_download_that_stalls(served: Hub, tmp_path: Path, monkeyp
     served.stalls = True
     with repository(tmp_path) as remote, ThreadPoolExecutor(1) as pool:
         fetching = pool.submit(remote.fetch, remote.scan()[0], quiet)
-        assert served.stalled.wait(60)
+        assert served.stalled.wait(120)
         remote.stop()
         with pytest.raises(RepositoryError, match="the server is stopping"):
             fetching.result()

@@ -112,7 +112,7 @@ def test_what_is_wanted_once_the_server_exits_is_refused_at_once(tmp_path: Path)
     async def main() -> None:
         async with loading(tmp_path) as (_, _, demand):
             pass
-        with trio.fail_after(60):
+        with trio.fail_after(120):
             assert str(await load(demand, "a")) == "Server exiting"
 
     trio.run(main)
@@ -128,7 +128,7 @@ def test_no_load_begins_once_the_server_exits(tmp_path: Path, monkeypatch: pytes
 
     def load_later(running: RunningVersions, model: str, version: VersionFolder, *, overridden: bool) -> Outcome:
         begun.append(model)
-        go_on[model].wait(60)
+        go_on[model].wait(120)
         return try_to_load(running, model, version, overridden=overridden)
 
     monkeypatch.setattr(RunningVersions, "try_to_load", load_later)

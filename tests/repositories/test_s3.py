@@ -128,7 +128,7 @@ def test_large_files_are_read_in_ranges_at_once(s3rver_service: S3Service, tmp_p
         if "model.onnx" in line:
             if len(proxy.reads) > 1:
                 second.set()
-            waited.append(second.wait(10))
+            waited.append(second.wait(120))
 
     proxy.before = before
     try:

@@ -165,7 +165,7 @@ def test_a_server_that_is_no_s3_service_is_a_wrong_setting(tmp_path: Path) -> No
         ):
             remote.scan()
         socket.create_connection(listener.getsockname()).close()
-        thread.join(10)
+        thread.join(120)
 
 
 # --- who may ---------------------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def guarded(moto_service: S3Service) -> Iterator[S3Service]:
         request = urllib.request.Request(
             f"{moto_service.endpoint}/moto-api/reset-auth", count.encode(), {"Content-Type": "text/plain"}
         )
-        urllib.request.urlopen(request, timeout=10).close()
+        urllib.request.urlopen(request, timeout=120).close()
 
     unguarded_requests("0")
     yield moto_service
@@ -390,7 +390,7 @@ def test_what_a_failed_download_has_got_is_not_downloaded_again(
 
         def before(line: str) -> None:
             if "model.onnx" in line:
-                done.wait(30)
+                done.wait(120)
 
         proxy.before = before
         proxy.faults = [Fault("model.onnx", times=100, cut_at=500)]
@@ -455,7 +455,7 @@ def test_two_servers_download_an_object_once(proxy: Proxy, moto_service: S3Servi
         threads[1].join(0.3)  # the second has met the first one's locks by now, or it would be late
         hold.set()
         for thread in threads:
-            thread.join(30)
+            thread.join(120)
     assert found == [{"1/model.onnx": LARGE, "1/config.yaml": b"x"}] * 2
     assert len(proxy.reads) == 3  # two parts, and config.yaml
 
@@ -479,7 +479,7 @@ def test_a_server_takes_over_what_another_gives_up(proxy: Proxy, bucket: str, tm
         one.stop()
         hold.set()
         assert fetched_files(other) == {"1/model.onnx": b"graph", "1/config.yaml": b"x: 12\n"}
-        first.join(30)
+        first.join(120)
         assert len(failed) == 1
 
 
@@ -521,7 +521,7 @@ def test_a_process_that_has_ended_uses_nothing(moto_service: S3Service, tmp_path
             "    remote.fetch(remote.scan(['a'])[0], quiet); os._exit(7)"
         )
         ended = subprocess.run(
-            [sys.executable, "-c", script, str(moto_service.port), bucket, str(tmp_path)], timeout=60, check=False
+            [sys.executable, "-c", script, str(moto_service.port), bucket, str(tmp_path)], timeout=120, check=False
         )
         assert ended.returncode == 7
         remote.fetch(folders["b"], quiet)

@@ -40,7 +40,7 @@ def test_a_look_that_fails_is_made_again(
             monkeypatch.setattr(trio.to_thread, "run_sync", refuse_twice)
             (tmp_path / FILE_NAME).write_text("aliases: {live: m}\n")
             nursery.start_soon(traffic.watch)
-            with trio.fail_after(60):
+            with trio.fail_after(120):
                 await in_force.wait()
             assert traffic.rules.aliases == {"live": Target("m")}
             manager.stop()

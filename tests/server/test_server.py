@@ -81,7 +81,7 @@ class Running:
 async def started(options: Options) -> AsyncIterator[Running]:
     """A server that has to end by the end of the block, within some seconds."""
     running = Running(Server(options))
-    with trio.fail_after(30):
+    with trio.fail_after(120):
         async with trio.open_nursery() as nursery:
             await nursery.start(running.run)
             yield running
@@ -161,7 +161,7 @@ def test_a_second_stop_ends_the_grace(repository: Path) -> None:
 
 def test_cancelling_the_server_ends_its_threads(repository: Path) -> None:
     async def main() -> None:
-        with trio.fail_after(30):
+        with trio.fail_after(120):
             running = Running(Server(options_of(repository, processing_cores=2)))
             async with trio.open_nursery() as nursery:
                 await nursery.start(running.run)
@@ -365,7 +365,7 @@ def test_a_signal_ends_the_wait_for_a_directory(
 
     async def main() -> None:
         server = Server(options_of(tmp_path / "models", exit_on_error=True))
-        with trio.fail_after(60):
+        with trio.fail_after(120):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(server.run)
                 await trio.to_thread.run_sync(wait_until, lambda: "is not there yet" in caplog.text)
@@ -413,7 +413,7 @@ def test_a_signal_while_models_load_ends_the_server_cleanly(
 
     def load_slowly(*arguments: Any, **more: Any) -> Any:
         loading.set()
-        assert go_on.wait(20)
+        assert go_on.wait(120)
         return really_load(*arguments, **more)
 
     monkeypatch.setattr(loader_module, "load_session", load_slowly)
@@ -421,7 +421,7 @@ def test_a_signal_while_models_load_ends_the_server_cleanly(
 
     async def main() -> None:
         server = Server(options_of(repository))
-        with trio.fail_after(30):
+        with trio.fail_after(120):
             async with trio.open_nursery() as nursery:
 
                 async def serve() -> None:
@@ -489,7 +489,7 @@ def test_pinned_threads_run_where_the_plan_says_and_the_process_is_as_before_aft
     running = Running(server)
 
     async def main() -> None:
-        with trio.fail_after(30):
+        with trio.fail_after(120):
             async with trio.open_nursery() as nursery:
                 await nursery.start(running.run)
                 expected = {"worker-0": {last}, "worker-1": {first}, "executor-0": {first}}

@@ -39,7 +39,7 @@ def run(code: str, folder: Path, *flags: str, **variables: str) -> subprocess.Co
         capture_output=True,
         text=True,
         env=environment,
-        timeout=60,
+        timeout=120,
         check=True,
     )
 

@@ -109,7 +109,7 @@ def test_a_job_can_be_left_behind() -> None:
         def job() -> None:
             threads.append(threading.current_thread())
             token.run_sync_soon(leave.set)
-            assert may_end.wait(20)
+            assert may_end.wait(120)
 
         with pytest.raises(LeftBehind):
             await own.run(job, leave)
@@ -118,7 +118,7 @@ def test_a_job_can_be_left_behind() -> None:
     trio.run(main)
     assert threads[0].is_alive()
     may_end.set()
-    threads[0].join(20)
+    threads[0].join(120)
     assert not threads[0].is_alive()
 
 
@@ -137,14 +137,14 @@ def test_a_job_that_is_cancelled_is_waited_for() -> None:
     done: list[str] = []
 
     def job() -> str:
-        assert may_end.wait(20)
+        assert may_end.wait(120)
         return "done"
 
     async def keep() -> None:
         done.append(await own.run(job))
 
     async def main() -> None:
-        with trio.fail_after(20):
+        with trio.fail_after(120):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(keep)
                 await trio.testing.wait_all_tasks_blocked()

@@ -33,7 +33,7 @@ def test_jobs_side_by_side_have_a_thread_each() -> None:
         threads, both = SharedThreads(2), threading.Barrier(2)
         async with trio.open_nursery() as nursery:
             for name in "ab":
-                nursery.start_soon(threads.run, lambda: both.wait(20), name)
+                nursery.start_soon(threads.run, lambda: both.wait(120), name)
         threads.end()
 
     trio.run(main)
@@ -82,7 +82,7 @@ def test_a_cancelled_caller_waits_for_the_job() -> None:
             threading.Timer(0.05, may_end.set).start()
             with trio.CancelScope(shield=True):
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(threads.run, lambda: ended.append(may_end.wait(20)), "job")
+                    nursery.start_soon(threads.run, lambda: ended.append(may_end.wait(120)), "job")
                     await trio.testing.wait_all_tasks_blocked()
                     nursery.cancel_scope.cancel()
         assert ended == [True]

@@ -94,7 +94,7 @@ class Joined:
         assert plan.packed is not None
         plan.port.add_packed(plan.packed, plan.rows, finish, buffer, spans)
         plan.port.commit()
-        with trio.fail_after(60):
+        with trio.fail_after(120):
             await done.wait()
         ((result, first),) = results
         ran = result.outputs

@@ -77,7 +77,7 @@ class Client:
                     self.refused += 1
             self._port.commit()
             while sent:
-                self._check(self._results.get(timeout=60), sent)
+                self._check(self._results.get(timeout=120), sent)
 
     def _check(self, result: BatchResult, sent: dict[int, Any]) -> None:
         outputs = result.outputs

@@ -76,7 +76,7 @@ class Asking:
 
     def next(self) -> Request:
         """The next request."""
-        return self.requests.get(timeout=60)
+        return self.requests.get(timeout=120)
 
 
 def send(request: Request, *values: float, final: bool = False) -> None:
@@ -148,7 +148,7 @@ class Answers:
 
     def next(self) -> tuple[float | str | None, bool]:
         """The next response: its number, the text of its error, or None; and whether more may follow."""
-        outcome = self.outcomes.get(timeout=60)
+        outcome = self.outcomes.get(timeout=120)
         if outcome.error is not None:
             return f"{type(outcome.error).__name__}: {outcome.error}", outcome.more
         return None if outcome.outputs is None else float(outcome.tensor(0, MANY).array()[0, 0]), outcome.more
@@ -257,7 +257,7 @@ def test_a_response_without_outputs_fails_the_step_that_needs_them_and_is_empty_
         request = one.many.next()
         request.send({})
         send(request, 5, final=True)
-        outcome = answers.outcomes.get(timeout=60)
+        outcome = answers.outcomes.get(timeout=120)
         assert outcome.outputs is not None
         assert list(outcome.outputs.missing) == [0]
         assert answers.rest() == [5]
@@ -283,7 +283,7 @@ def test_a_caller_who_leaves_ends_the_request_with_its_next_response() -> None:
         assert request.cancelled
         assert inner.cancelled
         send(inner, 1)
-        assert answers.outcomes.get(timeout=60).error.__class__ is TooLate
+        assert answers.outcomes.get(timeout=120).error.__class__ is TooLate
         inner.end()
         request.end()
 
@@ -428,7 +428,7 @@ def test_outputs_that_no_decoupled_step_is_needed_for_come_once() -> None:
         answers = Answers()
         call = ModelCall(0, answers.outcomes.put, outputs=(1,))
         Calls("o", 1, other).call(call, {"IN": Tensor.of(np.full((1, 2), 7, np.float32))})
-        outcome = answers.outcomes.get(timeout=60)
+        outcome = answers.outcomes.get(timeout=120)
         assert (outcome.more, float(outcome.tensor(1, wanted.signature).array()[0, 0])) == (False, 7)
         assert one.many.requests.empty()
         other.bind(None)

@@ -86,7 +86,7 @@ def ask(server: ServerProcess, model: str, left: Any, right: Any) -> Any:
         tensors.append(triton.InferInput(name, list(rows.shape), "FP32"))
         tensors[-1].set_data_from_numpy(rows)
     with triton.InferenceServerClient(server.address) as client:
-        result = client.infer(model, tensors, client_timeout=60)
+        result = client.infer(model, tensors, client_timeout=120)
     return result.as_numpy("sum"), result.as_numpy("same")
 
 

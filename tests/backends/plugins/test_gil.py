@@ -36,12 +36,12 @@ def test_it_is_named_with_the_module_that_did_it(tmp_path: Path) -> None:
     source = tmp_path / "old_fashioned.c"
     source.write_text(EXTENSION)
     target = tmp_path / f"old_fashioned{sysconfig.get_config_var('EXT_SUFFIX')}"
-    subprocess.run([compiler, "-shared", "-fPIC", "-I", include, source, "-o", target], check=True, timeout=100)
+    subprocess.run([compiler, "-shared", "-fPIC", "-I", include, source, "-o", target], check=True, timeout=120)
     install(tmp_path, "old", "", head="import old_fashioned")
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
     environment.pop("PYTHON_GIL", None)
     command = [sys.executable, "-c", LOADS]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=True)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
     assert (
         "the backend 'old' has switched the GIL on: the GIL was switched on by module 'old_fashioned'" in ended.stderr
     )

@@ -242,7 +242,7 @@ def test_a_backend_that_hangs_in_load_is_given_up_and_freed_later(site: Path, tm
     with pytest.raises(ModelLoadError, match="is still busy with the last load of this version"):
         load_again()
     tried.hold.set()
-    assert tried.freed.wait(20)
+    assert tried.freed.wait(120)
     assert load_again().config.backend == "slow"
 
 

@@ -80,7 +80,7 @@ def crowd(model: TextServable, texts: list[str], options: TextOptions) -> None:
         model.add([text], options, results.put)
     model.commit()
     for _ in texts:
-        assert results.get(timeout=60).error is None
+        assert results.get(timeout=120).error is None
 
 
 def here(model: TextServable, texts: list[str], options: TextOptions = DEFAULT_OPTIONS) -> TextsHere:

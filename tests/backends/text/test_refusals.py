@@ -193,13 +193,13 @@ def test_a_batch_that_fails_fails_only_the_request_at_fault(tmp_path: Path) -> N
     def keep(text: str, result: TextResult) -> None:
         results[text] = result
         if len(results) == 3:
-            done.wait(60)
+            done.wait(120)
 
     for text in ("one two", "seven two", "six two"):  # which share a batch, because there is no thread yet
         servable.compute([text], DEFAULT_OPTIONS, lambda result, text=text: keep(text, result))
 
     with running(servable):
-        done.wait(60)
+        done.wait(120)
     assert [type(results[text].error).__name__ for text in ("one two", "seven two", "six two")] == [
         "NoneType",
         "ExecutionFailed",
@@ -221,7 +221,7 @@ def test_a_bug_in_reading_fails_the_requests_that_are_read_together(
     monkeypatch.setattr(Reader, "read", read)
     with running(servable):
         for _ in range(2):
-            assert isinstance(results.get(timeout=60).error, ExecutionFailed)
+            assert isinstance(results.get(timeout=120).error, ExecutionFailed)
         monkeypatch.undo()
         assert compute(servable, ["one"]).error is None
         assert servable.statistics().occupancy.rows == 0

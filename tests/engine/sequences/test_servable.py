@@ -58,7 +58,7 @@ class Summing:
         """See ``Backend``."""
         self.started_ns = time.monotonic_ns()
         self.is_running.set()
-        assert self.may_run.wait(30)
+        assert self.may_run.wait(120)
         self.is_running.clear()
         given: dict[int, Any] = {**batch.lane.inputs(batch, first, rows)}
         x, ready, past = (given[index] for index in range(3))
@@ -175,7 +175,7 @@ def test_what_waits_is_bounded_by_requests_and_bytes() -> None:
             with scene.holding():
                 callers = [scene.add(1, 1, "S")]
                 scene.port.commit(inline=False)
-                assert scene.backend.is_running.wait(30)
+                assert scene.backend.is_running.wait(120)
                 callers += [scene.add(1, 1), scene.add(1, 1)]
                 with pytest.raises(Overloaded, match="2 requests of sequences wait"):
                     scene.add(1, 1)
@@ -235,7 +235,7 @@ def test_a_caller_that_leaves_ends_its_sequence_and_the_requests_behind_it() -> 
         with scene.holding():
             first = scene.add(2, 1, "S")
             scene.port.commit(inline=False)
-            assert scene.backend.is_running.wait(30)
+            assert scene.backend.is_running.wait(120)
             left, behind = scene.add(1, 1), scene.add(1, 1)
             left.wanted = False
         assert scene.answers(first) == [1]

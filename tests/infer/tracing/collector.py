@@ -20,7 +20,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 __all__ = ["Collector", "attributes_of", "children_of", "collecting", "wait_until"]
 
-_PATIENCE_S: Final = 60.0
+_PATIENCE_S: Final = 120.0
 _UNPACKED: Final[Mapping[str, Callable[[bytes], bytes]]] = {"gzip": gzip.decompress, "deflate": zlib.decompress}
 
 

@@ -43,7 +43,7 @@ def test_the_queries_in_the_docs_are_understood_and_ask_for_what_there_is(tmp_pa
         [promtool, "check", "rules", str(tmp_path / "rules.yml")],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr

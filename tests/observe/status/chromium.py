@@ -21,7 +21,7 @@ from tests.waiting import PATIENCE_S
 __all__ = ["Tab", "browser", "find_chromium"]
 
 _NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "chrome")
-_ANSWER_S: Final = 60.0
+_ANSWER_S: Final = 120.0
 
 
 def find_chromium() -> str:
@@ -177,7 +177,7 @@ def browser(folder: Path) -> Iterator[Tab]:
         os.close(read)
         process.terminate()
         try:
-            process.wait(20)
+            process.wait(120)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

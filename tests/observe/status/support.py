@@ -65,11 +65,11 @@ def http_side(view: ServerView | None = None, **options: Any) -> Iterator[int]:
     thread = threading.Thread(target=trio.run, args=(main,))
     thread.start()
     try:
-        assert begun.wait(30)
+        assert begun.wait(120)
         yield port
     finally:
         end.set()
-        thread.join(30)
+        thread.join(120)
         assert not thread.is_alive()
 
 
@@ -89,7 +89,7 @@ class Answer:
 
 def get(port: int, path: str, method: str = "GET", *, body: str | None = None, **headers: str) -> Answer:
     """One request on a connection of its own; ``sec_fetch_site`` is the header Sec-Fetch-Site."""
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=120)) as connection:
         connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
         response = connection.getresponse()
         return Answer(response.status, response.headers, response.read())

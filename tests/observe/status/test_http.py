@@ -56,7 +56,7 @@ def port() -> Iterator[int]:
 
 
 def raw(port: int) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port), timeout=30)
+    return socket.create_connection(("127.0.0.1", port), timeout=120)
 
 
 def profiling() -> bool:

@@ -296,7 +296,7 @@ def test_a_day_of_polls_leaves_nothing_in_the_server(server: tuple[ServerProcess
         return int(status.read_text().partition("VmRSS:")[2].split()[0]) * 1024
 
     def poll(times: int) -> None:
-        with closing(HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+        with closing(HTTPConnection("127.0.0.1", port, timeout=120)) as connection:
             for count in range(times):
                 path = ("/status.json?history=recent", "/", "/health/live", f"/no/{count}", "/status.json")[count % 5]
                 connection.request("GET", path)
@@ -448,6 +448,6 @@ def test_models_are_found_sorted_and_paged(tab: Tab, tmp_path: Path) -> None:
             ("sort=size", 400),
             ("page=1" + "0" * 9, 400),
         ):
-            with closing(HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+            with closing(HTTPConnection("127.0.0.1", port, timeout=120)) as connection:
                 connection.request("GET", f"/status.json?{query}")
                 assert connection.getresponse().status == status

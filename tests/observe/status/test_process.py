@@ -106,7 +106,7 @@ def test_a_port_in_use_ends_the_start_before_models_are_loaded(tmp_path: Path) -
             env=environment(),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
     assert ended.returncode == 2

@@ -117,7 +117,7 @@ def test_to_wake_up_does_not_use_up_what_came_meanwhile() -> None:
 
             patch.setattr("toutates.observe.http.turns.trio.sleep", sleep_and_pay)
             lane.budget.use(0.01)
-            with trio.fail_after(60):
+            with trio.fail_after(120):
                 assert await Flow(lane).turn() is True
 
     run(main)

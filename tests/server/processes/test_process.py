@@ -88,7 +88,7 @@ async def talking() -> AsyncIterator[tuple[Watched, Member]]:
         pass
 
     stream: Any = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
-    with trio.fail_after(60):
+    with trio.fail_after(120):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(member.run)
             nursery.start_soon(watched.process._talk, stream, may_start, join, trio.Event())

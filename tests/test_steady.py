@@ -1,0 +1,94 @@
+"""What ``make steady`` writes down, and that its busy loops end with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import steady
+from tests.waiting import wait_until
+
+REPORT = """<testsuites><testsuite>
+<testcase classname="tests.e2e.test_a" name="test_one[x]"><failure message="no"/></testcase>
+<testcase classname="tests.e2e.test_a" name="test_two"/>
+<testcase classname="tests.test_b" name="test_three"><error message="no"/></testcase>
+</testsuite></testsuites>"""
+
+
+def test_failed_tests_are_named_and_a_run_that_broke_is_told(tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    assert steady.failures(report, 0) == []
+    assert steady.failures(report, 2) == ["the run itself ended with 2"]
+    report.write_text(REPORT)
+    assert steady.failures(report, 1) == ["tests/e2e/test_a.py::test_one[x]", "tests/test_b.py::test_three"]
+
+
+def test_the_sum_counts_the_runs_since_each_test_failed() -> None:
+    lines = [
+        "2026-11-28 08:00:00 a run 1 of 2: nothing failed",
+        "2026-11-28 08:05:00 a run 2 of 2: tests/a.py::one",
+        "2026-11-28 08:05:00 a run 2 of 2: tests/a.py::two",
+        "2026-11-28 09:00:00 b+ run 1 of 3: tests/a.py::two",
+        "2026-11-28 09:05:00 b+ run 2 of 3: nothing failed",
+        "2026-11-28 09:10:00 b+ run 3 of 3: nothing failed",
+        "2026-11-28 11:00:00 b+ run 1 of 1: nothing failed",
+    ]
+    assert steady.account(lines).splitlines() == [
+        "6 runs, 2 of them with failures; 3 since the last",
+        "tests/a.py::one: 1 times, 4 runs since",
+        "tests/a.py::two: 2 times, 3 runs since",
+    ]
+    assert steady.account([]) == "0 runs, 0 of them with failures; 0 since the last"
+
+
+def test_a_run_is_noted_and_its_failure_is_the_exit_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runner = tmp_path / "runner.py"
+    runner.write_text(
+        f"import sys\nopen(sys.argv[1].removeprefix('ARGS=--junitxml='), 'w').write({REPORT!r})\nsys.exit(1)\n"
+    )
+    record = tmp_path / "record.txt"
+    given = ["--runs", "1", "--record", str(record), "--", sys.executable]
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert steady.main(["--runs", "2", "--record", str(tmp_path / "none.txt"), "--", "true"]) == 0
+        assert steady.main([*given, str(runner)]) == 1
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (tmp_path / "none.txt").read_text().count(f": {steady.NOTHING}\n") == 2
+    whats = [line.partition(": ")[2] for line in record.read_text().splitlines()]
+    assert whats == ["tests/e2e/test_a.py::test_one[x]", "tests/test_b.py::test_three"]
+    assert "1 runs, 1 of them with failures; 0 since the last" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=["INT", "TERM", "KILL"])
+def test_busy_loops_end_with_the_script_however_it_ends(number: signal.Signals) -> None:
+    code = (
+        "import signal, sys; from tests import steady\n"
+        "signal.signal(signal.SIGTERM, steady._interrupt)\n"
+        "with steady.busy(2) as pids:\n"
+        "    print(*pids, flush=True); sys.stdin.read()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(steady.ROOT)}
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as script:
+        assert script.stdout is not None
+        pids = [int(pid) for pid in script.stdout.readline().split()]
+        assert len(pids) == 2
+        script.send_signal(number)
+        script.wait(120)
+        wait_until(lambda: not any(_computes(pid) for pid in pids))
+
+
+def _computes(pid: int) -> bool:
+    """Whether a process is there and has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
