@@ -243,6 +243,7 @@ def latency_ms(capsys: pytest.CaptureFixture[str], share: str, *arguments: str) 
     return float(found["latency_us"][share]) / 1e3
 
 
+@pytest.mark.alone
 def test_an_open_loop_shows_stalls_of_the_server(
     repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -251,7 +252,7 @@ def test_an_open_loop_shows_stalls_of_the_server(
         assert latency_ms(capsys, "p99", server.address, "--rate=200", "--seconds=2.5") > 100
 
 
-@pytest.mark.long
+@pytest.mark.alone
 def test_stalls_once_a_second_show_at_four_fifths_of_the_knee_and_not_in_a_closed_loop(
     repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

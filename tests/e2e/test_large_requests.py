@@ -123,6 +123,7 @@ def test_a_model_that_is_unloaded_while_a_request_for_it_comes_is_gone_for_that_
         assert answer(client, values) == ROW - 1
 
 
+@pytest.mark.alone
 def test_memory_of_very_large_requests_goes_back_to_the_system(process: ServerProcess) -> None:
     values = np.arange(20 * ROW, dtype=np.int32)
     with client_of(process.port) as client:

@@ -139,7 +139,7 @@ def test_a_rated_executor_waits_for_its_resource_and_too_little_of_one_is_a_reas
         assert "Traceback" not in server.log
 
 
-@pytest.mark.long
+@pytest.mark.alone
 def test_three_times_the_load_leaves_half_of_the_goodput_or_more(tmp_path: Path) -> None:
     target_ms = 300
     config = CONFIG.format(4, 512) + f"latency_target_ms: {target_ms}\n"

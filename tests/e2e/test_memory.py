@@ -24,7 +24,8 @@ from tests.e2e.support import triton
 from tests.waiting import PATIENCE_S, wait_until
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 
-pytestmark = pytest.mark.long
+#: What a process has is measured.
+pytestmark = pytest.mark.alone
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 #: 50 bytes for each of the requests; 500 for each of the connections.

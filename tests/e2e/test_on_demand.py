@@ -351,9 +351,17 @@ def test_threads_do_not_grow_with_models(root: Path, tmp_path: Path) -> None:
         assert process.stop() == 0
 
 
-@pytest.mark.long
-def test_200_cycles_in_which_all_models_come_and_go_leave_no_memory_behind(tmp_path: Path) -> None:
-    """Of 6 models 2 fit, so that each leaves in each cycle: 1,260 loads in all."""
+@pytest.mark.parametrize(
+    ("more", "is_measured"),
+    [
+        pytest.param(20, False, marks=pytest.mark.long, id="threads"),
+        pytest.param(200, True, marks=pytest.mark.alone, id="memory"),
+    ],
+)
+def test_cycles_in_which_all_models_come_and_go_leave_nothing_behind(
+    tmp_path: Path, more: int, is_measured: bool
+) -> None:
+    """Of 6 models 2 fit, so that each leaves in each cycle: up to 1,260 loads in all."""
     root = tmp_path / "models"
     for number in range(6):
         put(root, f"m{number}", adds=number)
@@ -372,14 +380,14 @@ def test_200_cycles_in_which_all_models_come_and_go_leave_no_memory_behind(tmp_p
 
         cycles(10)
         before, threads = status("VmRSS:"), status("Threads:")
-        cycles(200)
+        cycles(more)
         with urllib.request.urlopen(f"http://127.0.0.1:{process.http_port}/metrics", timeout=120) as response:
             page = response.read().decode()
         loads = re.search(r"^toutates_on_demand_loads_total (\d+)", page, re.MULTILINE)
         assert loads is not None
-        assert int(loads[1]) == 210 * 6
-        assert status("VmRSS:") < 1.05 * before
-        assert status("Threads:") <= threads + 8, "not one for each load"
+        assert int(loads[1]) == (10 + more) * 6
+        assert not is_measured or status("VmRSS:") < 1.05 * before
+        wait_until(lambda: status("Threads:") <= threads + 8)  # not one for each load
         assert process.stop() == 0
         assert "Traceback" not in process.log
 

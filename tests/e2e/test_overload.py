@@ -22,7 +22,7 @@ from tests.e2e.wire import client_of
 from toutates.protocol.grpc_service_pb2 import ModelStatisticsRequest, ModelStatisticsResponse
 
 #: What is measured again where the machine is busy may take minutes.
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 BATCH: Final = 4
 CAPACITY: Final = 8
@@ -91,6 +91,7 @@ def shortcomings(process: ServerProcess, most: float, deadline_s: float | None) 
     return [f"{name}: {value:.3f}, more than {bound:.3f}" for name, (value, bound) in figures.items() if value > bound]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("deadline", [None, 0.6, 1.2], ids=["no deadline", "short deadline", "longer deadline"])
 def test_at_three_times_the_load_goodput_latency_and_memory_stay(heavy: ServerProcess, deadline: float | None) -> None:
     """``deadline`` is in terms of the time that a request spends in a full ring: below 1, all of it is too late."""
@@ -103,6 +104,7 @@ def test_at_three_times_the_load_goodput_latency_and_memory_stay(heavy: ServerPr
     raise AssertionError(found)
 
 
+@pytest.mark.alone
 def test_after_an_overload_everybody_is_answered_again(heavy: ServerProcess) -> None:
     for _ in range(ATTEMPTS):
         most = offer(heavy.port, "heavy", 1_000, SECONDS, 100).goodput
@@ -112,6 +114,18 @@ def test_after_an_overload_everybody_is_answered_again(heavy: ServerProcess) -> 
     raise AssertionError(report.statuses)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("deadline_ms", [None, 300])
+def test_of_far_too_much_everything_is_answered_or_refused_and_the_next_is_answered(
+    heavy: ServerProcess, deadline_ms: int | None
+) -> None:
+    report = offer(heavy.port, "heavy", OVERLOAD * BATCH / RUN_S, SECONDS, deadline_ms)
+    assert set(report.statuses) <= ({"0", "8"} if deadline_ms is None else {"0", "4", "8"}), report.statuses
+    assert sum(report.statuses.values()) == report.sent
+    test_heavy_model_returns_its_input(heavy)
+
+
+@pytest.mark.long
 def test_heavy_model_returns_its_input(heavy: ServerProcess) -> None:
     """Or the tests above would be about nothing."""
     from toutates.protocol.grpc_service_pb2 import ModelInferRequest, ModelInferResponse

@@ -176,7 +176,7 @@ def anonymous_mib(pid: int) -> float:
     return int(line.split()[1]) / 1_024
 
 
-@pytest.mark.long
+@pytest.mark.alone
 def test_what_is_remembered_of_junk_is_bounded(repository: Path, tmp_path: Path) -> None:
     """Kinds of request as long as are remembered, each so often and with so many ids that all of it is."""
     with running(repository, tmp_path, ["--load-models", "dynamic", "--processing-cores", "1"]) as process:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -52,11 +51,9 @@ def test_a_message_of_nothing_but_fields_is_refused(client: Client, message_of: 
 def test_as_many_fields_as_may_be_are_judged_like_any_request(
     client: Client, message_of: Callable[[int], bytes]
 ) -> None:
-    begun = time.monotonic()
     status, _ = client.call(INFER, message_of(MAX_FIELDS - 20)).status
     assert status in (INVALID, "5", "13")  # there is no model "m"; groups may be nested 100 deep
     assert_serves(client)
-    assert time.monotonic() - begun < 10
 
 
 @pytest.mark.parametrize("rpc", ["ServerLive", "ServerMetadata", "ModelMetadata", "ModelStatistics", "RepositoryIndex"])

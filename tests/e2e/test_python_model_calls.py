@@ -138,7 +138,7 @@ def execute(self, requests):
     for request in requests:
         number, of = map(int, input_of(request)[0, :2])
         (place / f"{of} {number}").touch()
-        until = time.monotonic() + 30
+        until = time.monotonic() + 100
         while len(list(place.glob(f"{of} *"))) < 4:
             if time.monotonic() > until:
                 raise ValueError("the others have not come")

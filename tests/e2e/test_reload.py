@@ -123,7 +123,7 @@ def infer_once(address: str) -> int:
         return int(outputs_of(pb.ModelInferResponse.FromString(answer))["OUTPUT"][0, 0])
 
 
-@pytest.mark.long
+@pytest.mark.alone
 def test_memory_does_not_grow_with_reloads(tmp_path: Path) -> None:
     root = tmp_path / "models"
     put(root, 0)

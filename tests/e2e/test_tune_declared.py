@@ -15,7 +15,8 @@ from toutates.command.main import main
 from toutates.models.config.pbtxt import read_pbtxt
 from toutates.tune import tuning
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]  # some seconds each on an idle machine
+#: Configurations are measured against each other.
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(600)]
 
 #: Each run takes 10 ms, whatever it computes: larger batches and more instances are better on any machine.
 SLEEPER = """

@@ -230,6 +230,7 @@ def test_small_answer_does_not_wait_for_the_large_one_before_it() -> None:
     assert [f.type for f in server.frames() if f.stream_id == 3] == [DATA, HEADERS]
 
 
+@pytest.mark.alone
 def test_streams_blocked_by_their_own_window_cost_the_connections_updates_nothing() -> None:
     server = Server.opened(None, (4, 0))
     for stream_id in range(1, 20_001, 2):
@@ -469,6 +470,7 @@ def test_several_large_answers_arrive_whole_at_an_h2_client_with_small_windows()
         assert client.responses[stream_id].ended
 
 
+@pytest.mark.alone
 def test_frames_in_tiny_pieces_cost_linear_time() -> None:
     limits = Limits(max_frame_size=2**24 - 1, stream_window=2**25, connection_window=2**25)
 
@@ -486,6 +488,7 @@ def test_frames_in_tiny_pieces_cost_linear_time() -> None:
     assert seconds(1_600_000) < 40 * max(seconds(100_000), 0.001)
 
 
+@pytest.mark.alone
 def test_huge_number_of_tiny_frames_costs_linear_time() -> None:
     def seconds(count: int) -> float:
         octets = (

@@ -105,6 +105,7 @@ def test_bomb_costs_the_limit_and_not_its_size() -> None:
     assert peak < 1_000_000
 
 
+@pytest.mark.alone
 def test_tiny_pieces_of_a_large_message_cost_linear_time() -> None:
     def seconds(size: int) -> float:
         octets = message(bytes(size))

@@ -128,6 +128,7 @@ def test_data_that_come_before_their_turn_wait_behind_the_others() -> None:
     assert [call.stream_id for call in events if isinstance(call, Call)] == list(range(1, 8_021, 2))
 
 
+@pytest.mark.alone
 def test_resets_of_one_read_cost_no_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each reset used to look for its call among all of the read's calls."""
     monkeypatch.setattr(frame_loop, "BYTES_AT_ONCE", 2**30)

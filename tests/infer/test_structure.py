@@ -151,6 +151,7 @@ def least_cost_s(message: bytes, enough_s: float) -> float:
     return least_s
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("message_of", [*MANY.values(), *DATA.values()], ids=[*MANY, *DATA])
 def test_twice_the_fields_never_cost_four_times_the_time(message_of: Callable[[int], bytes]) -> None:
     smallest, *larger = [message_of(size) for size in (MAX_FIELDS // 4, MAX_FIELDS // 2, MAX_FIELDS - 100)]
@@ -161,6 +162,7 @@ def test_twice_the_fields_never_cost_four_times_the_time(message_of: Callable[[i
         assert cost_s < most_s
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("message_of", MANY.values(), ids=MANY.keys())
 def test_a_message_of_megabytes_of_fields_is_refused_before_it_is_read(message_of: Callable[[int], bytes]) -> None:
     message = message_of(10 * MAX_FIELDS)

@@ -233,6 +233,7 @@ def test_a_name_is_compared_with_all_of_few_names_and_with_those_of_many_that_be
     assert NearNames(["b" * 40]).like("b" * 41) == ""
 
 
+@pytest.mark.alone
 def test_a_search_among_many_long_names_takes_less_than_a_turn() -> None:
     names = [f"{'a' * 36}{number:03}" for number in range(10_000)]
     cost_s = []

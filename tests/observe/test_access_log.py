@@ -92,7 +92,7 @@ def test_its_time_is_that_of_the_answer() -> None:
     log.sink()(request(answered_ns=time.monotonic_ns()))
     log.drain(time.monotonic_ns())
     stamp = json.loads(lines[0])["timestamp"]
-    assert abs(time.time() - datetime.fromisoformat(stamp).timestamp()) < 10
+    assert abs(time.time() - datetime.fromisoformat(stamp).timestamp()) < 300
 
 
 def test_some_lines_are_made_at_a_time() -> None:

@@ -147,6 +147,7 @@ def test_limits_are_of_a_request_and_not_of_an_input(monkeypatch: pytest.MonkeyP
         reader.read(half, BY_NAME["INT64"], "b")
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("message", "datatype"),
     [

@@ -80,6 +80,7 @@ def test_a_root_that_cannot_be_listed_leaves_the_text(monkeypatch: pytest.Monkey
     assert without_paths("in /etc/x and /srv/m/1", "/srv/m") == "in /etc/x and 1"
 
 
+@pytest.mark.alone
 def test_a_long_text_is_no_burden() -> None:
     began = time.thread_time()
     without_paths("'/tmp/" * 50_000, "/tmp/m")

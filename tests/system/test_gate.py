@@ -40,6 +40,7 @@ def test_one_that_is_open_already_lets_one_through_however_often_it_was_opened()
     assert not waiter.is_alive()
 
 
+@pytest.mark.alone
 def test_who_waits_takes_no_time_of_the_core() -> None:
     gate = Gate()
     took: list[float] = []

@@ -44,6 +44,7 @@ def resident_mib() -> float:
     return int(fields["RssAnon"].split()[0]) / 1_024
 
 
+@pytest.mark.alone
 def test_the_arena_gives_back_what_a_large_run_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model.onnx").write_bytes(SQUARE)
     options = executor_session_options(SessionOptions(), SETTINGS, 0, model="m", source=tmp_path)

@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 
 from tests.observe.status.support import get, http_side, view_of
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 from toutates.h2grpc import Limits
 from toutates.models.table import ModelEntry, ModelState, ModelTable, VersionEntry
 from toutates.net import Worker
@@ -301,24 +301,22 @@ def test_a_scraper_that_never_reads_is_cut_off_and_holds_up_nobody(monkeypatch: 
         with closing(raw(port)) as peer:
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
             peer.sendall(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n")
-            began = time.monotonic()
+            ends = time.monotonic() + PATIENCE_S
             while not cut_off.wait(0.1):
                 assert get(port, "/health/live").status == 200
-                assert time.monotonic() < began + 20
+                assert time.monotonic() < ends
             assert len(all_of(peer)) < 20_000_000
         assert len(get(port, "/metrics").body) == 30_000_000
 
 
 def test_the_end_waits_for_nobody_who_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "SEND_S", 120.0)
+    monkeypatch.setattr(connections, "SEND_S", 3_600.0)  # which nobody waits for
     peers = []
     with http_side(metrics=CountingMetrics(pieces=300, piece=b"x" * 100_000)) as port:
         for request in (b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n", b"GET / HT", b""):
             peers.append(raw(port))
             peers[-1].sendall(request)
         peers[0].recv(1)
-        began = time.monotonic()
-    assert time.monotonic() - began < connections.SEND_S / 2
     for peer in peers:
         peer.close()
 

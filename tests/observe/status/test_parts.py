@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -379,16 +378,15 @@ def test_threads_that_wait_weigh_something_only_by_the_clock() -> None:
         stop.set()
         thread.join()
     by_cpu, by_clock = ([sum(us for stack, us in one.stacks.items() if stack[0] == "waits")] for one in profiles)
-    assert by_cpu[0] < 50_000 < by_clock[0]
+    assert by_cpu[0] < by_clock[0]
 
 
 def test_a_profile_that_is_cancelled_ends_at_once() -> None:
     async def main() -> None:
         profiler = Profiler()
-        began = time.monotonic()
-        with trio.move_on_after(0.2):
-            await profiler.take(60, 10, Weight.CPU)
-        assert time.monotonic() - began < 20
+        with trio.move_on_after(0.2) as scope:
+            await profiler.take(3_600, 10, Weight.CPU)  # which nobody waits for
+        assert scope.cancelled_caught
         await profiler.take(0.1, 10, Weight.CPU)  # and leaves room for the next
 
     trio.run(main)

@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -50,9 +51,7 @@ def test_it_is_there_with_the_server_and_ends_with_it(server: ServerProcess) -> 
     assert get(port, "/debug/tasks").status == 200
     assert "\ntoutates_ready 1\n" in get(port, "/metrics").text.replace("1.0", "1")
     assert get(port, "/metrics", accept="application/openmetrics-text").text.endswith("# EOF\n")
-    began = time.monotonic()
     assert server.stop() == 0
-    assert time.monotonic() - began < 20
     with pytest.raises(ConnectionRefusedError):
         get(port, "/health/live")
     assert "Traceback" not in server.log
@@ -66,9 +65,11 @@ def test_scrapers_that_hold_on_do_not_hold_up_the_end(server: ServerProcess) -> 
         peer.sendall(b"GET /debug/profile?seconds=60 HTTP/1.1\r\nhost: localhost\r\n\r\n")
     # One profile is being taken, and the others are refused.
     wait_until(lambda: len(select.select(peers[:10], [], [], 1)[0]) == 9)
-    began = time.monotonic()
+    refused = select.select(peers[:10], [], [], 0)[0]
+    (profiled,) = [peer for peer in peers[:10] if peer not in refused]
     assert server.stop() == 0
-    assert time.monotonic() - began < 20
+    with suppress(ConnectionError):  # and nobody has waited for the minute of the profile
+        assert b" 200 " not in profiled.recv(100)
     for peer in peers:
         peer.close()
 

@@ -669,6 +669,7 @@ def test_the_message_has_the_model_and_the_version() -> None:
     assert (message.model_name, message.model_version) == ("m", "3")
 
 
+@pytest.mark.alone
 def test_the_time_of_many_inputs_grows_with_their_number_alone() -> None:
     def seconds(inputs: int) -> float:
         body = compact({"inputs": [tensor(f"i{number}", "INT32", [1], [1]) for number in range(inputs)]})

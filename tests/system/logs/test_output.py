@@ -63,13 +63,9 @@ def test_a_pipe_that_nobody_reads_holds_up_nobody(pipe: tuple[int, int]) -> None
     output = LogOutput(writer, lost)
     output.start()
     line = "x" * 999 + "\n"
-    most_s = 0.0
     count = output_module.MAX_BYTES // 1_000 + 2_000
     for _ in range(count):
-        began = time.monotonic()
-        output.put(line)
-        most_s = max(most_s, time.monotonic() - began)
-    assert most_s < 5  # and not for ever
+        output.put(line)  # nothing is read before the end, so that one that waited would do so for ever
     assert output.lost > 1_000
     wait_until(lambda: output.close(0.2))  # it still uses the descriptor before
     os.close(writer)
