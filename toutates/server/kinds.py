@@ -11,6 +11,7 @@ from toutates.backends.onnx.provider_names import Provider
 from toutates.backends.plugins.kind import PluginKind
 from toutates.backends.python.kind import PythonKind
 from toutates.backends.python.loads import LoadsModels
+from toutates.backends.python.starts import LoadsUnderWay
 from toutates.backends.text.kind import TextKind
 from toutates.models.kinds import Kind
 from toutates.models.table import ModelTable
@@ -27,6 +28,7 @@ def kinds_of_models(
     allow_pickle: bool = False,
     get_table: Callable[[], ModelTable] | None = None,
     loads: LoadsModels | None = None,
+    under_way: LoadsUnderWay | None = None,
 ) -> list[Kind]:
     """All kinds, in the order in which they are asked whether a version's files are theirs.
 
@@ -35,12 +37,12 @@ def kinds_of_models(
         placement: where threads run.
         device_problem: see ``OnnxKind``.
         allow_pickle: see ``PluginKind``.
-        get_table, loads: see ``PythonKind``.
+        get_table, loads, under_way: see ``PythonKind``.
     """
     return [
         EnsembleKind(),
         PluginKind(allow_pickle=allow_pickle),
-        PythonKind(get_table, loads),
+        PythonKind(get_table, loads, under_way),
         TextKind(sessions, placement),
         OnnxKind(sessions, placement, device_problem),
     ]

@@ -14,7 +14,8 @@ has everything logged, or ends that; and SIGUSR2 logs what the server is doing.
 
 Stop, on SIGTERM or SIGINT: the server is not ready from then on, and serves for ``--shutdown-delay`` more, so that
 load balancers notice; then the workers stop accepting, say goodbye, and answer what is under way, within the grace;
-then the executors end. A second signal ends both.
+then the executors end. A second signal ends both. Loads of models that are under way may go on as long as calls; then
+the processes that they wait for are killed. What does not end even so, ends with the process (``late_end``).
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from toutates.api.torchserve.models import NOTE
 from toutates.api.torchserve.predictions import Defaults
 from toutates.backends.onnx.opening import SessionOptions
 from toutates.backends.onnx.providers import choose_providers
+from toutates.backends.python.starts import LoadsUnderWay
 from toutates.infer.regions import Regions
 from toutates.infer.traffic.copies import Copies
 from toutates.infer.traffic.counting import traffic_counts
@@ -59,6 +61,7 @@ from toutates.server.access import Access
 from toutates.server.certificates import ServerCertificate
 from toutates.server.client_lines import client_lines, client_records
 from toutates.server.kinds import kinds_of_models
+from toutates.server.late_end import LATE_S, LateEnd
 from toutates.server.listeners import Listeners, open_listeners
 from toutates.server.loading import FirstLoad
 from toutates.server.model_requests import ModelRequests
@@ -97,7 +100,7 @@ def run(options: Options) -> int:
         ConfigurationError: the options or the repository cannot be used.
     """
     with start_logs(options.log_level, options.log_format) as logs:
-        return run_logged(lambda: Server(options, logs).run)
+        return run_logged(lambda: Server(options, logs, late_end=LateEnd(logs)).run)
 
 
 class Server:
@@ -107,6 +110,7 @@ class Server:
         options: its settings.
         logs: of the process; None where somebody else takes care of the log.
         member: the parent's side, where this is one of several processes.
+        late_end: ends the process where the server does not end; None where that is for somebody else.
 
     Attributes:
         shutdown: ends the server.
@@ -123,9 +127,17 @@ class Server:
             flight.
     """
 
-    def __init__(self, options: Options, logs: Logs | None = None, member: Member | None = None) -> None:
+    def __init__(
+        self,
+        options: Options,
+        logs: Logs | None = None,
+        member: Member | None = None,
+        late_end: LateEnd | None = None,
+    ) -> None:
         self._options = options
         self._member = member
+        self._late_end = late_end
+        self._loads_under_way = LoadsUnderWay()
         self._logs = logs or Logs.without_output(options.log_level)
         self._placement = plan_threads(options)
         self._logs.place(self._placement.manager)
@@ -194,6 +206,7 @@ class Server:
                         nursery.start_soon(self._handle_signals, signals, nursery)
                         nursery.start_soon(self._access.watch)
                         nursery.start_soon(self.shutdown.wait_delay, lambda: self._serves)
+                        nursery.start_soon(self._end_late)
                         if self._member is not None:
                             handle = partial(self._handle_signal, nursery)
                             await nursery.start(self._member.run, self.shutdown, handle)
@@ -203,6 +216,25 @@ class Server:
             finally:
                 self._first_load.close()
         return EXIT_FAILURE if self.shutdown.failed or self.workers.cut_off_calls else EXIT_OK
+
+    async def _end_late(self) -> None:
+        """End what keeps the server from ending when its grace is over, or when everything else has ended."""
+        grace_s = self._options.shutdown_grace_s
+        try:
+            await self.shutdown.begun.wait()
+            self._end_process_within(grace_s + LATE_S)
+            with trio.move_on_after(grace_s):
+                await self.shutdown.grace_ended.wait()
+            self._end_process_within(LATE_S)
+        finally:
+            self._end_process_within(grace_s + LATE_S)  # also of a server that ends by a failure
+            if loads := self._loads_under_way.end():
+                self.shutdown.failed = True
+                logger.error("loads of Python models that have not ended are cut off: %d", loads)
+
+    def _end_process_within(self, seconds: float) -> None:
+        if self._late_end is not None:
+            self._late_end.within(seconds)
 
     async def _handle_signals(self, signals: AsyncIterator[int], nursery: trio.Nursery) -> None:
         async for number in signals:
@@ -488,6 +520,7 @@ class Server:
                 allow_pickle=options.allow_pickle,
                 get_table=lambda: manager.table,
                 loads=self._model_requests,
+                under_way=self._loads_under_way,
             ),
             placement=self._placement,
             parallel_loads=options.parallel_loads,

@@ -24,6 +24,7 @@ from toutates.backends.python.loads import LoadsModels
 from toutates.backends.python.metrics import VersionMetrics
 from toutates.backends.python.output import OutputReader, PrintedOutput
 from toutates.backends.python.process import Closing, Failed, Interpreter, ModelProcess
+from toutates.backends.python.starts import LoadsUnderWay
 from toutates.backends.python.thread_caller import ThreadCaller, note_loading
 from toutates.backends.python.threaded import ThreadInstance
 from toutates.engine.lane import Allocate
@@ -90,6 +91,7 @@ class Processes:
         limits: see Limits.
         get_table: returns the models that the code may call; None for none.
         loads: loads and unloads models for it; None where nobody does.
+        under_way: ends the processes of a load that is under way when the server ends; None for nobody.
 
     Attributes:
         allocate: makes the buffers of batches, which the processes see as well.
@@ -105,12 +107,15 @@ class Processes:
         limits: Limits,
         get_table: Callable[[], ModelTable] | None = None,
         loads: LoadsModels | None = None,
+        under_way: LoadsUnderWay | None = None,
     ) -> None:
         self._get_table, self._loads = get_table, loads
         self._code, self._interpreter, self._reader, self._limits = code, interpreter, reader, limits
         # Batches within their bounds, and outputs: the bound of the machine. Pages are taken when they are used.
         self._arena = Arena(available_memory())
         self.closing = Closing()
+        self._under_way = LoadsUnderWay() if under_way is None else under_way
+        self._under_way.begin(self.closing)
         self.metrics = VersionMetrics()
         self.allocate: Allocate | None = self._arena.allocate
         #: what was started in this load
@@ -149,9 +154,11 @@ class Processes:
     def done(self) -> None:
         """The version is served: its instances have the processes now."""
         self._started = []
+        self._under_way.done(self.closing)
 
     def give_up(self) -> None:
         """End what was started: the version is not served."""
+        self._under_way.done(self.closing)
         for process in self._started:
             process.kill()
         self.free()

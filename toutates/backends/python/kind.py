@@ -31,6 +31,7 @@ from toutates.backends.python.loads import LoadsModels
 from toutates.backends.python.metrics import VersionMetrics
 from toutates.backends.python.output import OutputReader
 from toutates.backends.python.process import Closing, Failed, ProcessEnded
+from toutates.backends.python.starts import LoadsUnderWay
 from toutates.backends.python.threaded import ThreadInstance
 from toutates.backends.sequences import instance_settings, sequence_servable, sequences_of
 from toutates.engine.batched import BatchedServable
@@ -68,10 +69,16 @@ class PythonKind:
     Args:
         get_table: returns the models that Python models may call; None for none.
         loads: loads and unloads models for them; None where nobody does.
+        under_way: has the loads that are under way.
     """
 
-    def __init__(self, get_table: Callable[[], ModelTable] | None = None, loads: LoadsModels | None = None) -> None:
-        self._get_table, self._loads = get_table, loads
+    def __init__(
+        self,
+        get_table: Callable[[], ModelTable] | None = None,
+        loads: LoadsModels | None = None,
+        under_way: LoadsUnderWay | None = None,
+    ) -> None:
+        self._get_table, self._loads, self._under_way = get_table, loads, under_way
         self._reader = OutputReader()
         self._environments = Environments()
 
@@ -100,7 +107,15 @@ class PythonKind:
     def _loading(self, model: str, configuration: VersionConfiguration) -> _Loading:
         if _INVALID_IN_NAMES.intersection(model):
             raise ModelLoadError("Invalid stub name: contains invalid characters")
-        return _Loading(model, configuration, self._reader, self._environments, self._get_table, self._loads)
+        return _Loading(
+            model,
+            configuration,
+            self._reader,
+            self._environments,
+            self._get_table,
+            self._loads,
+            self._under_way,
+        )
 
 
 @contextmanager
@@ -174,7 +189,7 @@ class _Loading:
         configuration: of the version.
         reader: of what processes print.
         environments: in which they run.
-        get_table, loads: see ``PythonKind``.
+        get_table, loads, under_way: see ``PythonKind``.
     """
 
     def __init__(
@@ -185,6 +200,7 @@ class _Loading:
         environments: Environments,
         get_table: Callable[[], ModelTable] | None,
         loads: LoadsModels | None,
+        under_way: LoadsUnderWay | None,
     ) -> None:
         self._model = model
         self._configuration = configuration
@@ -212,7 +228,7 @@ class _Loading:
             interpreter = environments.interpreter(environment, version.model_dir)
             if kept is not None:
                 interpreter = replace(interpreter, kept=frozenset(map(str.strip, kept.split(","))))
-            self.isolation = Processes(code, interpreter, reader, limits, get_table, loads)
+            self.isolation = Processes(code, interpreter, reader, limits, get_table, loads, under_way)
         elif own := [key for key in ("EXECUTION_ENV_PATH", "toutates.environment") if key in parameters]:
             raise ConfigurationError(
                 "a thread of the server has no environment of its own",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import select
 import signal
@@ -425,7 +426,8 @@ class ModelProcess:
             return
         try:
             self.ask(frames.FINALIZE, b"", timeout_s)
-            self._wait_exit(min(timeout_s, 5.0))
+            until_s = math.inf if self._closing.at is None else self._closing.at - time.monotonic()
+            self._wait_exit(max(0.0, min(timeout_s, 5.0, until_s)))
         except (Failed, ProcessEnded) as error:
             logger.error("finalize of %s failed: %s", self.instance, one_line(error, 2_000))
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from dataclasses import replace
 
+from toutates.server.late_end import LateEnd
 from toutates.server.options import EXIT_FAILURE, EXIT_USAGE
 from toutates.server.processes.first_words import read_start, tell_failure
 from toutates.server.processes.member import Member
@@ -32,7 +33,7 @@ def run_member(sock: socket.socket) -> int:
                 logs.only_news(start.known)
                 logs = replace(logs, has_tables=False)
             member = Member(start, sock, logs)
-            return run_logged(lambda: Server(options, logs, member).run)
+            return run_logged(lambda: Server(options, logs, member, LateEnd(logs)).run)
     except ConfigurationError as error:
         tell_failure(sock, error)
         return EXIT_USAGE
