@@ -103,9 +103,9 @@ lint: $(VENV)/.dev  ## ruff and mypy
 pytest: $(VENV)/.dev | .cache/minilm  ## The tests alone (ARGS='-k name')
 	$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
 
-# What it measures under load wants the machine for itself: hence fewer at a time.
+# Tests of one file are spread, for most are the attacks of one; each process attacks a server of its own.
 test-long: $(VENV)/.dev  ## The tests that take long by their nature: attacks, a soak, overload, a page open for hours
-	$(BIN)/python -m pytest -m long --numprocesses 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -m long --numprocesses 4 --dist worksteal $(ARGS)
 
 # No other test may take longer than this on a machine that does nothing else.
 MOST_SECONDS = 30
