@@ -294,7 +294,7 @@ def test_a_model_sees_what_a_request_says_beside_its_tensors(client: Any, server
             "cancelled": False,
             "correlation": 7,
             "flags": 1,
-            "timeout": 5_000_000,
+            "timeout": 120_000_000,
             "requests": 1,
         }
         config = json.loads(args.pop("model_config"))

@@ -217,7 +217,7 @@ def test_a_sequence_that_rests_for_too_long_is_forgotten_and_frees_its_slot(clie
 def test_a_request_may_say_how_long_its_sequence_waits_for_a_slot(client: Any) -> None:
     for identifier in (1, 2):
         send(client, "oldest", 1, identifier, "S")
-    said = refusal(client, "oldest", 3, "S", timeout=120_000)
+    said = refusal(client, "oldest", 3, "S", timeout=50_000)
     assert said == "[StatusCode.UNAVAILABLE] timeout of the corresponding sequence has been expired"
     for identifier in (1, 2):
         assert send(client, "oldest", 1, identifier, "E") == 2
