@@ -208,7 +208,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     add_model(root, "optional", OPTIONAL, more=_OPTIONAL)
     add_model(root, "sending", SENDING, more="")
     add_model(root, "bfloat", BFLOAT, datatype="BF16")
-    add_model(root, "wrong", WRONG_MODEL)
+    add_model(root, "wrong", WRONG_MODEL, more=_STRICT)
     add_model(root, "noting", NOTING)
     add_model(root, "stacked_noting", NOTING.replace('if r.parameters() != "{}" else None', ""), more=_STACKED)
     add_model(root, "handing_on", HANDING_ON)
@@ -219,6 +219,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
         yield process
 
 
+_STRICT = 'dynamic_batching {} parameters { key: "toutates.strict_outputs" value { string_value: "true" } }'
 _STACKED = 'dynamic_batching {} parameters { key: "toutates.stacked" value { string_value: "true" } }'
 _OPTIONAL = 'dynamic_batching {} input [ { name: "b" data_type: TYPE_FP32 dims: [ 4 ] optional: true } ]'
 _ABOUT_TENSORS = """

@@ -31,6 +31,7 @@ def batches_of(
     quick_ns: int = QUICK_NS,
     padding: Padding | Ragged | None = None,
     keeps_whole: bool = False,
+    splits_large: bool = False,
     grows: bool = True,
 ) -> SuperTensor:
     """Make a version's batches.
@@ -40,7 +41,7 @@ def batches_of(
         signature: its tensors.
         settings: of the version.
         is_triton: whether these come from config.pbtxt, so that errors name its keys; else from config.yaml.
-        pin, allocate, lends, quick_ns, keeps_whole, padding, grows: as of ``SuperTensor``.
+        pin, allocate, lends, quick_ns, keeps_whole, splits_large, padding, grows: as of ``SuperTensor``.
     """
     most_rows = settings.batch_size if signature.batched else 1
     delay_us = settings.max_queue_delay_us if signature.batched else 0
@@ -65,6 +66,7 @@ def batches_of(
         lends=lends,
         quick_ns=quick_ns,
         keeps_whole=keeps_whole,
+        splits_large=splits_large,
         delay_ns=delay_us * 1_000 if rules is None else 0,
         grows=grows,
         enough_rows=min(settings.preferred_batch_sizes, default=settings.batch_size),

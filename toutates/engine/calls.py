@@ -22,7 +22,7 @@ import numpy as np
 
 from toutates.engine.counters import WorkerCounters
 from toutates.engine.lane import Piece, RowShapes
-from toutates.engine.result import BatchResult, Outputs, Parameters, PendingRequest, Timing, parameters_of
+from toutates.engine.result import BatchResult, Outputs, Parameters, PendingRequest, Timing, indivisible, parameters_of
 from toutates.engine.servable import Consumer, Content, Port, RequestAbout, Servable, view_of
 from toutates.engine.tensor import Tensor
 from toutates.engine.thread_queue import ThreadQueue
@@ -86,7 +86,9 @@ class Outcome:
             signature: of the model that was called.
         """
         assert self.outputs is not None
-        spec = signature.outputs[index]
+        spec, forms = signature.outputs[index], self.outputs.forms
+        if forms is not None and index in forms:
+            return Tensor(*forms[index], self.content(index, batched=signature.batched))
         shape = spec.to_wire(self.outputs.row_shapes[index])
         whole = (self.rows, *shape) if signature.batched else shape
         return Tensor(spec.datatype, whole, self.content(index, batched=signature.batched))
@@ -407,6 +409,8 @@ class Calls:
 
     def _joined(self, parts: Sequence[tuple[Outputs, int, int]], rows: int) -> Outputs:
         """The outputs of rows that were in several batches."""
+        if not all(outputs.is_regular for outputs, _, _ in parts):
+            raise indivisible(self.model, rows, len(parts))
         row_shapes = parts[0][0].row_shapes
         if any(outputs.row_shapes != row_shapes for outputs, _, _ in parts):
             raise ExecutionFailed(

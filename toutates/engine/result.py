@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from toutates.protocol.datatypes import Datatype
 from toutates.protocol.strings import EncodedStrings
-from toutates.system.errors import RequestError
+from toutates.system.errors import ExecutionFailed, RequestError
 
 __all__ = [
     "BatchResult",
+    "Form",
     "Outputs",
     "Parameters",
     "PendingRequest",
@@ -21,11 +23,15 @@ __all__ = [
     "Split",
     "StepTiming",
     "Timing",
+    "indivisible",
     "parameters_of",
 ]
 
 #: Parameters of a request, or of a response, by name.
 Parameters = Mapping[str, bool | int | float | str]
+
+#: Datatype and whole shape of an output that a model gave otherwise than its signature says.
+Form = tuple[Datatype, tuple[int, ...]]
 
 
 class Split:
@@ -59,10 +65,13 @@ class Outputs:
         row_bytes: bytes per row of each output; 0 for BYTES. The whole output is one row where nothing is batched.
         row_shapes: shape of a row of each output, as the backend has it. The same object for every run of a lane whose
             output shapes are known beforehand, so that values derived from it can be found by identity.
-        missing: indices of outputs that a response of a decoupled version does not have.
+        missing: indices of outputs that a request has asked for and that the model did not give; of a response of a
+            decoupled version all that it does not have.
         fixed: whether every run of the lane has outputs of these row shapes.
         in_arrays: whether bytes in ``data`` are still in arrays of uint8, as executors leave large outputs.
         parameters: that the model has given its response, for the client; None for none, as nearly always.
+        forms: by index, of outputs of another datatype than the signature's, or whose first dimension is not that of
+            the rows. They are of one request, and have no rows. None for none, as nearly always.
     """
 
     data: tuple[bytes | memoryview | npt.NDArray[Any] | EncodedStrings, ...]
@@ -72,6 +81,12 @@ class Outputs:
     in_arrays: bool = False
     parameters: Parameters | None = None
     missing: Sequence[int] = ()
+    forms: Mapping[int, Form] | None = None
+
+    @property
+    def is_regular(self) -> bool:
+        """Whether all outputs that were asked for are there, as the signature says."""
+        return self.forms is None and not self.missing
 
     def with_views(self) -> Outputs:
         """A copy of these outputs with memoryviews in place of arrays of uint8.
@@ -80,7 +95,14 @@ class Outputs:
         the slices of a memoryview is not atomic, and two threads that slice the same one end with a view released.
         """
         data = [content[:].data if isinstance(content, np.ndarray) else content for content in self.data]
-        return Outputs(tuple(data), self.row_bytes, self.row_shapes, parameters=self.parameters, missing=self.missing)
+        return Outputs(
+            tuple(data),
+            self.row_bytes,
+            self.row_shapes,
+            parameters=self.parameters,
+            missing=self.missing,
+            forms=self.forms,
+        )
 
     def rows(self, index: int, first: int, rows: int, *, batched: bool) -> Any:
         """The bytes of some rows of one output, as they are sent, or a view of them.
@@ -93,9 +115,19 @@ class Outputs:
         """
         data = self.data[index]
         size = self.row_bytes[index]
+        if self.forms is not None and index in self.forms:
+            return data.content if isinstance(data, EncodedStrings) else data
         if isinstance(data, EncodedStrings):
             return data.rows(first, rows) if batched else data.content
         return data[first * size : (first + rows) * size]
+
+
+def indivisible(model: str, rows: int, batches: int) -> ExecutionFailed:
+    """The error of a request whose rows were in several batches, of which a model gave something else than rows."""
+    return ExecutionFailed(
+        f"model '{model}' returned outputs that are not as declared for a request of {rows} rows, which took {batches} "
+        "batches: what it gave for each cannot be put together; send fewer rows at once"
+    )
 
 
 def parameters_of(parts: Sequence[tuple[Outputs, int, int]]) -> Parameters | None:

@@ -72,7 +72,8 @@ class SuperTensor:
         padding: of a version whose rows may differ in length; None where those of one batch have one shape. Its ports
             are ``padded.port.PaddedPort``, and its backends ``padded.backend.PaddedBackend``. Where rows are joined
             without padding, they are those of ``engine.ragged``.
-        keeps_whole: whether the rows of a request are all in one batch, as decoupled models have to have them.
+        keeps_whole: whether the rows of a request are all in one batch, because the model sees requests.
+        splits_large: whether those are in several that no batch has room for; else such a request is refused.
         grows: whether a batch has room for few rows at first, and for more when they come.
         make_queue: makes the queue of a version with ``padding``, of what a ``PaddedQueue`` takes.
         rules: of a version with priorities, queue policies or preferred sizes, whose ports are those of
@@ -104,12 +105,13 @@ class SuperTensor:
         enough_rows: int = 1,
         padding: Padding | Ragged | None = None,
         keeps_whole: bool = False,
+        splits_large: bool = False,
         grows: bool = True,
         make_queue: Callable[..., PaddedQueue] = PaddedQueue,
         rules: BatchingRules | None = None,
     ) -> None:
         self.name = name
-        self.keeps_whole = keeps_whole
+        self.keeps_whole, self._splits_large = keeps_whole, splits_large
         self.signature = signature
         self.batch_size = batch_size
         self.capacity = capacity
@@ -322,7 +324,7 @@ class SuperTensor:
             InvalidRequest: it is larger than the bounds.
             Overloaded: too much is under way now.
         """
-        if self.keeps_whole and rows > lane.batch_rows:
+        if self.keeps_whole and rows > lane.batch_rows and not self._splits_large:
             raise InvalidRequest(f"inference request batch-size must be <= {lane.batch_rows} for '{self.name}'")
         if self.budget.bounds.waiting:
             self._check_waiting()

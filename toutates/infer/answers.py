@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from math import prod
 from typing import Any, Final
 
 import numpy as np
 
 from toutates.engine.counters import WorkerCounters
-from toutates.engine.result import BatchResult, Outputs, Parameters, Split, parameters_of
+from toutates.engine.result import BatchResult, Outputs, Parameters, Split, indivisible, parameters_of
 from toutates.infer.call import Call, Transport
 from toutates.infer.observing import Observer
 from toutates.infer.plan import Plan
-from toutates.protocol.datatypes import encode_bytes_tensor
+from toutates.infer.validation import UNCLASSIFIABLE
+from toutates.protocol.datatypes import BY_NAME, encode_bytes_tensor
 from toutates.protocol.infer_response import WireTensor, classify, write_response
 from toutates.protocol.sequence_parameters import Said
 from toutates.system.errors import ExecutionFailed, InvalidRequest, QueueTimeout, RequestError, TooLate
@@ -96,8 +98,8 @@ class Answers:
         if outputs is None:
             self._fail(result)
             return
-        if outputs.parameters is not None:
-            self._finish_with_parameters(result, outputs)
+        if outputs.parameters is not None or outputs.forms is not None or outputs.missing:
+            self._finish_without_template(result, outputs)
             return
         data = outputs.data
         row_bytes = outputs.row_bytes
@@ -146,8 +148,8 @@ class Answers:
             groups.append((group_arrival, group_rows, group_size))
             self._counters.count_answered(groups, result.timing, time.monotonic_ns(), time.time_ns() // 1_000_000)
 
-    def _finish_with_parameters(self, result: BatchResult, outputs: Outputs) -> None:
-        """Answer requests with a response that no template fits, because the model has given it parameters."""
+    def _finish_without_template(self, result: BatchResult, outputs: Outputs) -> None:
+        """Answer requests with a response that no template fits: it has parameters, or other outputs than declared."""
         for context, first, rows, part in result.pending:
             call, plan, _, arrival = context
             try:
@@ -237,8 +239,11 @@ class Answers:
             return False
         parts = [part_of for part_of in split.parts if part_of is not None]
         plan = context[1]
-        row_shapes = parts[0][0].row_shapes
-        if any(part_outputs.row_shapes != row_shapes for part_outputs, _, _ in parts):
+        whole = parts[0][0]
+        if not all(part_outputs.is_regular for part_outputs, _, _ in parts):
+            self._fail_one(context, indivisible(plan.version.model, plan.rows, len(parts)))
+            return False
+        if any(part_outputs.row_shapes != whole.row_shapes for part_outputs, _, _ in parts):
             error = ExecutionFailed(
                 f"the rows of model '{plan.version.model}' have shapes that depend on their batch, so that a request "
                 f"of {plan.rows} rows, which took {len(parts)} batches, has no one shape; send fewer rows at once"
@@ -250,40 +255,43 @@ class Answers:
             [part_outputs.rows(output, at, count, batched=batched) for part_outputs, at, count in parts]
             for output in plan.request.outputs
         ]
-        return self._write_contents(context, contents, row_shapes, parameters_of(parts))
+        return self._write_contents(context, plan.request.outputs, contents, whole, parameters_of(parts))
 
     def _write(self, context: RequestContext, outputs: Outputs, first: int, rows: int) -> bool:
-        """Answer with outputs that no template fits: BYTES, classes, and what has parameters.
+        """Answer with outputs that no template fits: BYTES, classes, what has parameters, or is not as declared.
 
         Returns:
             Whether the request was answered.
         """
         plan = context[1]
         batched = plan.version.signature.batched
-        contents = [[outputs.rows(index, first, rows, batched=batched)] for index in plan.request.outputs]
-        return self._write_contents(context, contents, outputs.row_shapes, outputs.parameters)
+        indices = plan.outputs_in(outputs)
+        contents = [[outputs.rows(index, first, rows, batched=batched)] for index in indices]
+        return self._write_contents(context, indices, contents, outputs, outputs.parameters)
 
     def _write_contents(
         self,
         context: RequestContext,
+        indices: Sequence[int],
         contents: list[list[Any]],
-        row_shapes: tuple[tuple[int, ...], ...],
+        outputs: Outputs,
         parameters: Parameters | None,
     ) -> bool:
+        """Answer with the pieces of each of the outputs ``indices``; their descriptions are those of ``outputs``."""
         call, plan, id_field, _ = context
         tensors: list[WireTensor] = []
         raws: list[bytes | memoryview] = []
         try:
             if plan.shared is not None:
-                contents = plan.shared.place(plan.request.outputs, contents)
-                known = None if plan.parameters_with(parameters) else plan.response_of_places(row_shapes)
+                contents = plan.shared.place(indices, contents)
+                regular = outputs.is_regular and not plan.parameters_with(parameters)
+                known = plan.response_of_places(outputs.row_shapes) if regular else None
                 if known is not None:
                     head, tail = known
                     call.responder.reply(call, (head, id_field, tail), len(head) + len(id_field) + len(tail))
                     return True
-            for index, pieces in zip(plan.request.outputs, contents, strict=True):
-                tensor = plan.wire_tensor(index, row_shapes[index], plan.rows)
-                tensor, raw = wire_output(plan, index, tensor, pieces)
+            for index, pieces in zip(indices, contents, strict=True):
+                tensor, raw = wire_output(plan, index, plan.tensor_of(outputs, index, plan.rows), pieces)
                 tensors.append(tensor)
                 raws.append(raw)
             version = plan.version
@@ -311,17 +319,18 @@ def wire_output(plan: Plan, index: int, tensor: WireTensor, pieces: list[Any]) -
     """Join the pieces of one output, and turn them into classes where the request asks for these.
 
     Raises:
-        InvalidRequest: there are too many values to be classified.
+        InvalidRequest: there are too many values to be classified, or they have no order.
     """
-    spec = plan.version.signature.outputs[index]
     count = plan.request.classes.get(index)
     raw: bytes | memoryview = pieces[0] if len(pieces) == 1 else b"".join(pieces)
     if count is None:
         return tensor, raw
-    batched = plan.version.signature.batched
+    if tensor.datatype in UNCLASSIFIABLE:  # what the model declares is not
+        raise InvalidRequest(f"class result not available for output due to unsupported type '{tensor.datatype}'")
+    batched = plan.version.signature.batched and len(tensor.shape) > 0
     # Not -1 for the number of values: where there are no rows, NumPy cannot tell.
     shape = (tensor.shape[0], prod(tensor.shape[1:])) if batched else (1, prod(tensor.shape))
-    values = np.frombuffer(raw, spec.datatype.numpy).reshape(shape)
+    values = np.frombuffer(raw, BY_NAME[tensor.datatype].numpy).reshape(shape)
     classes = classify(values, count, plan.version.labels.get(index))
     return (
         WireTensor(tensor.name, "BYTES", classes.shape if batched else classes.shape[1:]),

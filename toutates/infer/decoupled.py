@@ -109,13 +109,11 @@ def tensors_of(plan: Plan, outputs: Outputs, rows: int) -> tuple[list[WireTensor
     tensors: list[WireTensor] = []
     raws: list[bytes | memoryview] = []
     batched = plan.version.signature.batched
-    for index in plan.request.outputs:
-        if index not in outputs.missing:
-            tensor = plan.wire_tensor(index, outputs.row_shapes[index], rows)
-            pieces = [outputs.rows(index, 0, rows, batched=batched)]
-            if plan.shared is not None:
-                [pieces] = plan.shared.place([index], [pieces])
-            tensor, raw = wire_output(plan, index, tensor, pieces)
-            tensors.append(tensor)
-            raws.append(raw)
+    for index in plan.outputs_in(outputs):
+        pieces = [outputs.rows(index, 0, rows, batched=batched)]
+        if plan.shared is not None:
+            [pieces] = plan.shared.place([index], [pieces])
+        tensor, raw = wire_output(plan, index, plan.tensor_of(outputs, index, rows), pieces)
+        tensors.append(tensor)
+        raws.append(raw)
     return tensors, raws

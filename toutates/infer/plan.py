@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import copy
 from typing import Final
 
@@ -153,6 +154,18 @@ class Plan:
         tensor = signature.outputs[index]
         shape = tensor.to_wire(row_shape)
         return WireTensor(tensor.name, tensor.datatype.name, (rows, *shape) if signature.batched else shape)
+
+    def outputs_in(self, outputs: Outputs) -> Sequence[int]:
+        """The outputs that the request asks for and that are there."""
+        asked, missing = self.request.outputs, outputs.missing
+        return [index for index in asked if index not in missing] if missing else asked
+
+    def tensor_of(self, outputs: Outputs, index: int, rows: int) -> WireTensor:
+        """The description of output ``index`` in a response, whatever the model has given."""
+        form = None if outputs.forms is None else outputs.forms.get(index)
+        if form is None:
+            return self.wire_tensor(index, outputs.row_shapes[index], rows)
+        return WireTensor(self.version.signature.outputs[index].name, form[0].name, form[1])
 
     def response_of_places(self, row_shapes: tuple[tuple[int, ...], ...]) -> tuple[bytes, bytes] | None:
         """What is before the id and behind it in a response all of whose outputs are in shared memory; else None."""

@@ -18,7 +18,7 @@ from toutates.protocol.names import request_prefix
 from toutates.protocol.signature import Signature, TensorSpec
 from toutates.system.errors import InvalidRequest
 
-__all__ = ["ValidatedRequest", "size_mismatch", "validate"]
+__all__ = ["UNCLASSIFIABLE", "ValidatedRequest", "size_mismatch", "validate"]
 
 _NO_REGIONS: Final = Regions()
 
@@ -153,7 +153,7 @@ def _read_output_parameters(
 # --- against the model -----------------------------------------------------------------------------------------------
 
 #: Datatypes whose values have no order that Triton would print.
-_UNCLASSIFIABLE: Final = frozenset(("BOOL", "FP16", "BF16", "BYTES"))
+UNCLASSIFIABLE: Final = frozenset(("BOOL", "FP16", "BF16", "BYTES"))
 
 
 class _Validator:
@@ -242,7 +242,7 @@ class _Validator:
         classes = {self._outputs[name]: count for name, count in self._classes.items()}
         for index in classes:
             datatype = self._signature.outputs[index].datatype.name
-            if datatype in _UNCLASSIFIABLE:
+            if datatype in UNCLASSIFIABLE:
                 raise InvalidRequest(f"class result not available for output due to unsupported type '{datatype}'")
         return classes
 

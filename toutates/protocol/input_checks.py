@@ -68,7 +68,7 @@ def _name_list(names: Sequence[str]) -> str:
 
 
 def check_batch(inputs: Sequence[tuple[str, Sequence[int]]], signature: Signature, model: str, prefix: str) -> int:
-    """Check that all inputs have the same batch dimension, and return it; 1 for a model without one.
+    """Check that all inputs have the same batch dimension, and return it; 1 for a model, or a request, without one.
 
     Args:
         inputs: name and shape of each.
@@ -77,8 +77,8 @@ def check_batch(inputs: Sequence[tuple[str, Sequence[int]]], signature: Signatur
     Raises:
         InvalidRequest: one has none, or another.
     """
-    if not signature.batched:
-        return 1
+    if not signature.batched or not inputs:
+        return 1  # row, where a batched model gets none of its inputs, which are optional
     for name, shape in reversed(inputs):
         if not shape:
             raise InvalidRequest(

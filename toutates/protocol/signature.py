@@ -50,8 +50,10 @@ class TensorSpec:
         return () if self.is_scalar else _moved(shape, self.shape, self.reshape)
 
     def to_wire(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The clients' shape for a shape of the graph."""
+        """The clients' shape for a shape of the graph; one that is not as ``reshape`` says stays as it is."""
         if self.reshape is None or len(shape) != len(self.reshape):
+            return tuple(shape)
+        if any(given not in (-1, size) for given, size in zip(self.reshape, shape, strict=True)):
             return tuple(shape)
         return _moved(shape, self.reshape, self.shape)
 

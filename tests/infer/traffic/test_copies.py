@@ -12,6 +12,7 @@ from toutates.infer.traffic.copies import MAX_AT_ONCE, MAX_COPIED, CopiedContext
 from toutates.models.table import ModelTable
 from toutates.models.traffic.rules import Shadow, Target
 from toutates.protocol.datatypes import BY_NAME
+from toutates.protocol.infer_response import WireTensor
 from toutates.protocol.signature import Signature, TensorSpec
 
 SHADOW: Final = Shadow(Target("new"), 1.0, 0.0, 0.0)
@@ -23,7 +24,11 @@ def plan_of(size: int) -> Any:
     version = SimpleNamespace(signature=SIGNATURE)
     request = SimpleNamespace(inputs=(0,), shapes=((size,),), parameters={}, outputs=(0,))
     return SimpleNamespace(
-        version=version, request=request, rows=1, wire_tensor=lambda *_: SimpleNamespace(shape=(1, size))
+        version=version,
+        request=request,
+        rows=1,
+        outputs_in=lambda _: (0,),
+        tensor_of=lambda *_: WireTensor("OUT", "UINT8", (1, size)),
     )
 
 

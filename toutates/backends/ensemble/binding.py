@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
+from typing import NamedTuple
 
 from toutates.backends.ensemble.graph import Graph, Step
 from toutates.backends.ensemble.levels import Levels
@@ -14,15 +15,24 @@ from toutates.engine.lane import RowShapes
 from toutates.engine.servable import Content
 from toutates.models.config.queues import keeps_requests_apart
 from toutates.models.table import Need, ServedVersion
-from toutates.protocol.datatypes import BY_NAME
+from toutates.protocol.datatypes import Datatype
 from toutates.protocol.input_checks import check_batch, check_names
 from toutates.protocol.names import request_prefix
 from toutates.protocol.signature import TensorSpec
+from toutates.system.errors import InvalidRequest
 
-__all__ = ["Binding", "BoundStep", "Value"]
+__all__ = ["Asked", "Binding", "BoundStep", "Value", "moved"]
 
-#: An ensemble tensor of some requests: its shape as clients would see it, with the batch dimension, and its bytes.
-Value = tuple[tuple[int, ...], Content]
+#: An ensemble tensor of some requests: its shape as clients would see it, with the batch dimension, its bytes, and the
+#: datatype that it has, which may be another than its model declares.
+Value = tuple[tuple[int, ...], Content, Datatype]
+
+
+class Asked(NamedTuple):
+    """What a step is asked for: index in the member, and of the ensemble tensor, of each output; the former alone."""
+
+    outputs: Sequence[tuple[int, int]]
+    wanted: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,12 +42,14 @@ class _Input:
     Attributes:
         tensor: index of the ensemble tensor.
         from_batched: whether a batched model writes that.
+        source: what writes it, for errors.
     """
 
     index: int
     spec: TensorSpec
     tensor: int
     from_batched: bool
+    source: str
 
 
 class BoundStep:
@@ -47,14 +59,13 @@ class BoundStep:
         bit: of the step among those of the ensemble.
         needs: bits of the ensemble tensors that it reads.
         writes: bits of those that it writes.
-        outputs: index in the member, and index of the ensemble tensor, of each output.
-        wanted: the former alone, ascending.
+        all: its outputs, ascending.
         calls: of the member.
         batched: whether the member is.
         specs: of the member's outputs, by index.
     """
 
-    __slots__ = ("_inputs", "batched", "bit", "calls", "needs", "number", "outputs", "specs", "wanted", "writes")
+    __slots__ = ("_asked", "_inputs", "all", "batched", "bit", "calls", "needs", "number", "specs", "writes")
 
     def __init__(self, graph: Graph, step: Step, member: ServedVersion) -> None:
         signature = member.signature
@@ -65,20 +76,33 @@ class BoundStep:
         self.batched = signature.batched
         self.specs = signature.outputs
         self._inputs = [
-            _Input(index, spec, at[step.inputs[spec.name]], False)
+            _Input(index, spec, at[step.inputs[spec.name]], False, "")
             for index, spec in enumerate(signature.inputs)
             if spec.name in step.inputs
         ]
         by_name = {spec.name: index for index, spec in enumerate(signature.outputs)}
         outputs = [(by_name[name], at[tensor]) for name, tensor in step.outputs.items()]
-        self.outputs = sorted(outputs, key=itemgetter(0))
-        self.wanted = tuple([index for index, _ in self.outputs])
+        self.all = _asked(sorted(outputs, key=itemgetter(0)))
+        #: what it was asked for beside that, by bits of the ensemble tensors
+        self._asked: dict[int, Asked] = {}
         self.needs = sum({1 << one.tensor for one in self._inputs})
-        self.writes = sum(1 << tensor for _, tensor in self.outputs)
+        self.writes = sum(1 << tensor for _, tensor in self.all.outputs)
 
-    def note_batched(self, tensors: Sequence[bool]) -> None:
-        """Note which ensemble tensors batched models write, once all steps are known."""
-        self._inputs = [_Input(one.index, one.spec, one.tensor, tensors[one.tensor]) for one in self._inputs]
+    def note_sources(self, batched: Sequence[bool], sources: Sequence[str]) -> None:
+        """Note what writes each ensemble tensor, and whether that is batched, once all steps are known."""
+        self._inputs = [
+            _Input(one.index, one.spec, one.tensor, batched[one.tensor], sources[one.tensor]) for one in self._inputs
+        ]
+
+    def asked(self, read: int) -> Asked:
+        """What the step is asked for where somebody reads these ensemble tensors, given as bits: no other output."""
+        wanted = self.writes & read
+        if wanted == self.writes:
+            return self.all
+        found = self._asked.get(wanted)
+        if found is None:
+            found = self._asked[wanted] = _asked([pair for pair in self.all.outputs if wanted >> pair[1] & 1])
+        return found
 
     def inputs(self, values: Sequence[Value | None]) -> tuple[int, RowShapes, list[Content]]:
         """What the member is called with: rows, their shapes, and the bytes of each input.
@@ -87,7 +111,8 @@ class BoundStep:
             values: of the ensemble tensors; None for one that is not there.
 
         Raises:
-            InvalidRequest: an input is missing that the member needs, or the batch dimensions differ.
+            InvalidRequest: an input is missing that the member needs or has another datatype, or the batch dimensions
+                differ.
         """
         shapes: list[tuple[int, tuple[int, ...]]] = []
         contents: list[Content] = []
@@ -97,9 +122,13 @@ class BoundStep:
             if value is None:
                 continue
             shape = value[0]
+            if value[2] is not one.spec.datatype:
+                self._check_datatype(one, value[2])
             if one.from_batched is not self.batched:
                 shape = self._moved(one, shape)
-            if self.batched and shape:
+            if self.batched:
+                if not shape:
+                    self._refuse(values)
                 if rows not in (-1, shape[0]):
                     self._refuse(values)
                 rows = shape[0]
@@ -110,14 +139,17 @@ class BoundStep:
             self._refuse(values)
         return (rows if self.batched else 1), tuple(shapes), contents
 
+    def _check_datatype(self, one: _Input, datatype: Datatype) -> None:
+        expected = one.spec.datatype.name
+        if datatype.name != expected:
+            raise InvalidRequest(
+                f"inference input '{one.spec.name}' data-type is '{datatype.name}', but model '{self.calls.model}' "
+                f"expects '{expected}'; {one.source} has given it"
+            )
+
     def _moved(self, one: _Input, shape: tuple[int, ...]) -> tuple[int, ...]:
         """A shape with a batch dimension of 1 added, or taken off, where only one of two models is batched."""
-        fits = len(shape) == len(one.spec.shape) and all(
-            size in (-1, actual) for size, actual in zip(one.spec.shape, shape, strict=True)
-        )
-        if self.batched:
-            return (1, *shape) if fits else shape
-        return shape[1:] if not fits and shape[:1] == (1,) else shape
+        return moved(shape, one.spec.shape, batched=self.batched)
 
     def _refuse(self, values: Sequence[Value | None]) -> None:
         """Raise what a client would be told who sends this; nothing where only optional inputs are missing."""
@@ -133,13 +165,31 @@ class BoundStep:
             check_batch(given, self.calls.signature, model, prefix)
 
 
+def _asked(outputs: Sequence[tuple[int, int]]) -> Asked:
+    return Asked(outputs, tuple([index for index, _ in outputs]))
+
+
+def moved(shape: tuple[int, ...], dims: Sequence[int], *, batched: bool) -> tuple[int, ...]:
+    """A shape with a batch dimension of 1 added, or taken off, where only one of two models is batched.
+
+    Args:
+        shape: that one has given.
+        dims: that the other declares, without a batch dimension.
+        batched: whether the other is.
+    """
+    fits = len(shape) == len(dims) and all(size in (-1, actual) for size, actual in zip(dims, shape, strict=True))
+    if batched:
+        return (1, *shape) if fits else shape
+    return shape[1:] if not fits and shape[:1] == (1,) else shape
+
+
 class Binding:
     """An ensemble's steps, bound. The members stay until ``release``.
 
     Attributes:
         members: the versions.
         steps: by number.
-        datatypes: of the ensemble tensors.
+        batched: of each ensemble tensor, whether a batched model writes it.
         most_rows: rows that every member can run at once.
         may_join: whether requests can go through the members together.
         levels: where decoupled steps are.
@@ -153,15 +203,14 @@ class Binding:
         of_step = [members[step.need] for step in graph.steps]
         self.steps = [BoundStep(graph, step, member) for step, member in zip(graph.steps, of_step, strict=True)]
         batched = [graph.signature.batched] * len(graph.tensors)
-        self.datatypes = [BY_NAME["FP32"]] * len(graph.tensors)
-        for at, spec in enumerate(graph.signature.inputs):
-            self.datatypes[at] = spec.datatype
+        sources = ["the request"] * len(graph.tensors)
         for step in self.steps:
-            for index, tensor in step.outputs:
+            for index, tensor in step.all.outputs:
                 batched[tensor] = step.batched
-                self.datatypes[tensor] = step.specs[index].datatype
+                sources[tensor] = f"output '{step.specs[index].name}' of model '{step.calls.model}'"
         for step in self.steps:
-            step.note_batched(batched)
+            step.note_sources(batched, sources)
+        self.batched: Sequence[bool] = batched
         sizes = [member.config.max_batch_size for member in of_step]
         queued = [keeps_requests_apart(member.config) for member in of_step]
         # Answers are kept, or put in order, by request.

@@ -73,6 +73,19 @@ class Graph:
         """The step that writes an ensemble tensor; None for an input of the ensemble."""
         return next((step for step in self.steps if tensor in step.outputs.values()), None)
 
+    def read(self, outputs: Sequence[int], needed: int) -> int:
+        """The ensemble tensors that somebody reads: the bit of each one's place in ``tensors`` is set.
+
+        Args:
+            outputs: that are wanted, indices in the signature.
+            needed: see ``needed``.
+        """
+        names = {self.signature.outputs[index].name for index in outputs}
+        for step in self.steps:
+            if needed >> step.number & 1:
+                names.update(step.inputs.values())
+        return sum(1 << at for at, name in enumerate(self.tensors) if name in names)
+
     def needed(self, outputs: Sequence[int]) -> int:
         """The steps that contribute to some outputs: the bit of each step's number is set.
 

@@ -14,19 +14,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import prod
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 
-from toutates.backends.ensemble.binding import Binding, BoundStep, Value
+from toutates.backends.ensemble.binding import Binding, BoundStep, Value, moved
 from toutates.backends.ensemble.state import EnsembleState
+from toutates.backends.ensemble.values import encoded_strings, outputs_of_step, rows_of, whole_strings
 from toutates.engine.calls import THREAD, ModelCall, Outcome
-from toutates.engine.result import BatchResult, Outputs, PendingRequest, StepTiming, Timing
-from toutates.engine.servable import Consumer, Content, RequestAbout, view_of
-from toutates.protocol.datatypes import Datatype
-from toutates.protocol.signature import TensorSpec
-from toutates.protocol.strings import EncodedStrings, StringRows
+from toutates.engine.result import BatchResult, Form, Outputs, PendingRequest, StepTiming, Timing
+from toutates.engine.servable import Consumer, RequestAbout
 from toutates.system.errors import (
     ExecutionFailed,
     InvalidRequest,
@@ -37,7 +34,7 @@ from toutates.system.errors import (
     Unavailable,
 )
 
-__all__ = ["ABANDONED", "INTERNAL_ERROR", "Group", "error_of_step", "outputs_of_step", "requests_of"]
+__all__ = ["ABANDONED", "INTERNAL_ERROR", "Group", "error_of_step", "requests_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +57,7 @@ class Group:
         values: of the ensemble tensors, by index; None for those that are not there yet, or never.
         outputs: indices of the outputs that are wanted.
         needed: bits of the steps that these need.
+        read: bits of the ensemble tensors that somebody reads.
         consumer: whose requests they are.
         deliver: takes the result.
         held_bytes: counted for its tensors.
@@ -78,6 +76,7 @@ class Group:
         "_needed",
         "_outputs",
         "_pending",
+        "_read",
         "_requests",
         "_resolved",
         "_rows",
@@ -98,6 +97,7 @@ class Group:
         values: list[Value | None],
         outputs: Sequence[int],
         needed: int,
+        read: int,
         consumer: Consumer,
         deliver: Callable[[BatchResult], None],
         held_bytes: int,
@@ -110,6 +110,7 @@ class Group:
         self._values = values
         self._outputs = outputs
         self._needed = needed
+        self._read = read
         self._consumer = consumer
         self._is_wanted = consumer.is_wanted
         self._deliver = deliver
@@ -153,7 +154,8 @@ class Group:
                 raise ABANDONED
             rows, shapes, contents = step.inputs(self._values)
             rows = rows if rows >= 0 else self._rows
-            call = ModelCall(rows, partial(self._done, step), step.wanted, self._wanted, self._requests, 0, self._about)
+            wanted = step.asked(self._read).wanted
+            call = ModelCall(rows, partial(self._done, step), wanted, self._wanted, self._requests, 0, self._about)
             step.calls.submit(call, shapes, contents)
         except RequestError as error:
             self._step_failed(step, error)
@@ -186,8 +188,10 @@ class Group:
         held_bytes = 0
         if error is None:
             try:
-                values = outputs_of_step(step, outcome)
-                held_bytes = sum([len(content) for _, (_, content) in values])
+                values = outputs_of_step(step, step.asked(self._read), outcome)
+                if len(self._pending) > 1 and outcome.outputs is not None and outcome.outputs.forms is not None:
+                    raise self._indivisible(f"model '{step.calls.model}' has given other outputs than it declares")
+                held_bytes = sum([len(content) for _, (_, content, _) in values])
                 self._state.hold(held_bytes)
             except RequestError as refusal:
                 error, held_bytes = refusal, 0
@@ -248,46 +252,57 @@ class Group:
         graph = self._state.graph
         signature = graph.signature
         count = len(signature.outputs)
+        forms: dict[int, Form] = {}
         data: list[Any] = [b""] * count
         row_bytes = [0] * count
         row_shapes: list[tuple[int, ...]] = [()] * count
         missing: list[int] = []
         for index in self._outputs:
             spec = signature.outputs[index]
-            value = self._values[graph.tensors.index(spec.name)]
-            if value is None and may_lack:
+            tensor = graph.tensors.index(spec.name)
+            value = self._values[tensor]
+            if value is None:
                 missing.append(index)
                 continue
-            if value is None:
-                raise InvalidRequest(
-                    "unexpected deadlock, at least one output is not set while no more ensemble steps can be made"
-                )
-            shape, content = value
+            shape, content, datatype = value
+            if self._binding.batched[tensor] is not signature.batched:
+                shape = moved(shape, spec.graph_shape, batched=signature.batched)
+            regular = datatype is spec.datatype or datatype.name == spec.datatype.name
             if signature.batched:
-                shape = self._with_batch(spec, shape)
+                regular = regular and shape[:1] == (self._rows,)
                 row_shapes[index] = shape[1:]
                 row_bytes[index] = len(content) // (self._rows or 1)
             else:
                 row_shapes[index] = shape
                 row_bytes[index] = len(content)
-            if spec.datatype.size:
+            if not regular:
+                forms[index] = datatype, shape
+            if datatype.size:
                 data[index] = content
             else:
-                data[index] = _whole(content, shape) if len(self._pending) == 1 else _encoded(content, shape)
+                data[index] = (
+                    whole_strings(content, shape) if len(self._pending) == 1 else encoded_strings(content, shape)
+                )
+        if missing and not may_lack:
+            if len(missing) == len(self._outputs):
+                raise InvalidRequest(
+                    "unexpected deadlock, at least one output is not set while no more ensemble steps can be made"
+                )
+            self._state.note_missing([signature.outputs[index].name for index in missing])
+        if forms and len(self._pending) > 1:
+            names = ", ".join(f"'{signature.outputs[index].name}' {list(forms[index][1])}" for index in forms)
+            raise self._indivisible(f"of its outputs {names} the first dimension is not {self._rows}")
         shapes = tuple(row_shapes)
         in_arrays = any(isinstance(content, np.ndarray) for content in data)
-        return Outputs(tuple(data), tuple(row_bytes), shapes, in_arrays=in_arrays, missing=missing)
+        outputs = Outputs(tuple(data), tuple(row_bytes), shapes, in_arrays=in_arrays, missing=missing)
+        outputs.forms = forms or None
+        return outputs
 
-    def _with_batch(self, spec: TensorSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of an output of a batched ensemble; a member that is not batched may have left the batch out."""
-        if self._rows == 1 and len(shape) == len(spec.graph_shape):
-            shape = (1, *shape)
-        if shape[:1] != (self._rows,):
-            raise ExecutionFailed(
-                f"output '{spec.name}' has the shape {list(shape)} for a request of {self._rows} rows: "
-                "its first dimension must be the batch's"
-            )
-        return shape
+    def _indivisible(self, why: str) -> ExecutionFailed:
+        """The error of requests that went together, and of which the outputs are not each one's own: each goes alone
+        then, and so do those that come later."""
+        self._state.join_no_more(self._binding, why)
+        return ExecutionFailed(f"the outputs for {len(self._pending)} requests cannot be divided among them: {why}")
 
     def _go_on_one_by_one(self) -> None:
         """Let each request go on by itself, from the steps that have ended well. All tensors have one row per row."""
@@ -295,10 +310,7 @@ class Group:
         state.split(binding, len(self._pending) - 1)
         done = self._started
         for number, (context, first, rows, _) in enumerate(self._pending):
-            values = [
-                _rows_of(value, datatype, first, rows)
-                for value, datatype in zip(self._values, binding.datatypes, strict=True)
-            ]
+            values = [rows_of(value, first, rows) for value in self._values]
             group = Group(
                 state,
                 binding,
@@ -308,6 +320,7 @@ class Group:
                 values,
                 self._outputs,
                 self._needed,
+                self._read,
                 self._consumer,
                 self._deliver,
                 0 if number else self._held_bytes,
@@ -345,45 +358,3 @@ def requests_of(pending: Sequence[PendingRequest]) -> Sequence[tuple[int, int]]:
 
 def _requests_of(context: Any, rows: int) -> Sequence[tuple[int, int]]:
     return (context.requests if isinstance(context, ModelCall) else ()) or ((rows, 1),)
-
-
-def outputs_of_step(step: BoundStep, outcome: Outcome) -> list[tuple[int, Value]]:
-    """The ensemble tensors that a step has written, by index; a response of a decoupled one may lack some."""
-    assert outcome.outputs is not None
-    missing = outcome.outputs.missing
-    values: list[tuple[int, Value]] = []
-    row_shapes = outcome.outputs.row_shapes
-    batched = step.batched
-    for index, tensor in step.outputs:
-        if index in missing:
-            continue
-        spec = step.specs[index]
-        shape = row_shapes[index] if spec.reshape is None else spec.to_wire(row_shapes[index])
-        values.append((tensor, ((outcome.rows, *shape) if batched else shape, outcome.content(index, batched=batched))))
-    return values
-
-
-def _whole(content: Content, shape: tuple[int, ...]) -> EncodedStrings:
-    """Encoded strings of which nobody takes a part: where the elements begin, which may be a million, is not asked."""
-    bounds = {0: 0, prod(shape): len(content)}
-    return EncodedStrings(bytes(content), cast(Any, bounds), shape)
-
-
-def _encoded(content: Content, shape: tuple[int, ...]) -> EncodedStrings:
-    """Encoded strings with where each begins."""
-    starts, _ = StringRows.received(view_of(content), shape, tensor="", model="").where()
-    bounds = [int(start) - 4 for start in starts]
-    bounds.append(len(content))
-    return EncodedStrings(bytes(content), bounds, shape)
-
-
-def _rows_of(value: Value | None, datatype: Datatype, first: int, rows: int) -> Value | None:
-    """Some rows of a tensor whose first dimension is that of the rows."""
-    if value is None:
-        return None
-    shape, content = value
-    part = (rows, *shape[1:])
-    if not datatype.size:
-        return part, _encoded(content, shape).rows(first, rows)
-    row_bytes = len(content) // shape[0]
-    return part, content[first * row_bytes : (first + rows) * row_bytes]

@@ -43,6 +43,7 @@ class EnsembleWay:
         row_shapes: of the inputs that are given.
         outputs: indices of those that are wanted.
         needed: bits of the steps that these need.
+        read: bits of the ensemble tensors that somebody reads.
         row_bytes: of all inputs.
         most_rows: that may be put together, besides one request of any size; as the binding has it.
         most_requests: likewise.
@@ -54,6 +55,7 @@ class EnsembleWay:
     row_shapes: RowShapes
     outputs: tuple[int, ...]
     needed: int
+    read: int
     row_bytes: int
     most_rows: int = 0
     most_requests: int = 1
@@ -96,7 +98,8 @@ class EnsemblePort:
         wanted = tuple(range(len(graph.signature.outputs))) if outputs is None else tuple(sorted(set(outputs)))
         sizes = [prod(shape) * inputs[index].datatype.size for index, shape in row_shapes]
         packed = bool(sizes) and 0 not in sizes
-        return EnsembleWay(packed, row_shapes, wanted, graph.needed(wanted), sum(sizes))
+        needed = graph.needed(wanted)
+        return EnsembleWay(packed, row_shapes, wanted, needed, graph.read(wanted, needed), sum(sizes))
 
     def add_packed(self, way: EnsembleWay, rows: int, context: Any, buffer: Buffer, spans: Sequence[int]) -> None:
         """See ``Port``."""
@@ -236,7 +239,8 @@ class EnsemblePort:
         held_bytes = 0
         for (index, shape), pieces in zip(way.row_shapes, contents, strict=True):
             content = pieces[0] if len(pieces) == 1 else b"".join(pieces)  # type: ignore[arg-type]
-            values[index] = ((rows, *shape) if signature.batched else shape, content)
+            datatype = signature.inputs[index].datatype
+            values[index] = ((rows, *shape) if signature.batched else shape, content, datatype)
             held_bytes += len(content)
         try:
             binding = state.enter(rows, held_bytes)
@@ -246,7 +250,8 @@ class EnsemblePort:
             return
         if binding.levels.sources:
             # Each response by the same way, so that they stay in order: this thread may also have some to give at once.
-            Waves(state, binding, pending[0], values, way.outputs, way.needed, self._consumer, held_bytes).begin()
+            of_request = values, way.outputs, way.needed, way.read
+            Waves(state, binding, pending[0], *of_request, self._consumer, held_bytes).begin()
             return
         Group(
             state,
@@ -257,6 +262,7 @@ class EnsemblePort:
             values,
             way.outputs,
             way.needed,
+            way.read,
             self._consumer,
             self._deliver,
             held_bytes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -16,6 +17,8 @@ from toutates.engine.result import Timing
 from toutates.system.errors import ModelNotReady, Overloaded
 
 __all__ = ["Bounds", "EnsembleState"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,8 @@ class EnsembleState:
         self.memory_bytes = 0
         self.groups = 0
         self.closed = False
+        #: outputs that were asked for and not given, and that the log has told of
+        self._told: set[str] = set()
         self._lock = threading.Lock()
         self._on_idle: Callable[[], None] = lambda: None
         #: by step, where ``max_inflight_requests`` bounds them: requests under way, and what waits
@@ -95,6 +100,32 @@ class EnsembleState:
             is_idle = self.closed and not self.groups
         if is_idle:
             tell()
+
+    def join_no_more(self, binding: Binding, why: str) -> None:
+        """Have requests go through the members of a binding one by one from now on; told once."""
+        with self._lock:
+            if not binding.may_join:
+                return
+            binding.may_join = False
+            self.bindings += 1
+        logger.warning(
+            "ensemble '%s': its requests go through its models one by one from now on, because what these give for "
+            "several cannot be divided: %s",
+            self.graph.model,
+            why,
+        )
+
+    def note_missing(self, names: Sequence[str]) -> None:
+        """Note outputs that were asked for and that no member has given; each is told once."""
+        with self._lock:
+            new = [name for name in names if name not in self._told]
+            self._told.update(new)
+        for name in new:
+            logger.warning(
+                "Composing models did not output tensor %s of ensemble '%s'; its answers lack it. This is told once",
+                name,
+                self.graph.model,
+            )
 
     # --- groups of requests ------------------------------------------------------------------------------------------
 

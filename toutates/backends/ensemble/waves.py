@@ -28,8 +28,9 @@ from functools import partial
 from typing import ClassVar, Final
 
 from toutates.backends.ensemble.binding import Binding, BoundStep, Value
-from toutates.backends.ensemble.group import ABANDONED, INTERNAL_ERROR, Group, error_of_step, outputs_of_step
+from toutates.backends.ensemble.group import ABANDONED, INTERNAL_ERROR, Group, error_of_step
 from toutates.backends.ensemble.state import EnsembleState
+from toutates.backends.ensemble.values import outputs_of_step
 from toutates.engine.calls import THREAD, ModelCall, Outcome
 from toutates.engine.response_counters import Kind
 from toutates.engine.result import BatchResult, Outputs, PendingRequest, StepTiming, Timing
@@ -83,6 +84,7 @@ class Wave(Group):
             values,
             waves.outputs,
             waves.steps[level],
+            waves.read,
             waves.consumer,
             waves.consumer.finish,
             held_bytes,
@@ -106,8 +108,8 @@ class Wave(Group):
         """Take what the response has brought, and begin the steps; ``step`` is what it is of."""
         if step is not None and self._source is not None:
             try:
-                values = outputs_of_step(step, self._source)
-                held_bytes = sum([len(content) for _, (_, content) in values])
+                values = outputs_of_step(step, step.asked(self._read), self._source)
+                held_bytes = sum([len(content) for _, (_, content, _) in values])
                 self._state.hold(held_bytes)
                 self._held_bytes = held_bytes
                 for tensor, value in values:
@@ -169,7 +171,8 @@ class Wave(Group):
         rows, shapes, contents = step.inputs(self._values)
         rows = rows if rows >= 0 else self._rows
         waves = self._waves
-        call = _SourceCall(rows, on_done, step.wanted, waves.wanted, about=self._about, waves=waves)
+        wanted = step.asked(self._read).wanted
+        call = _SourceCall(rows, on_done, wanted, waves.wanted, about=self._about, waves=waves)
         step.calls.submit(call, shapes, contents)
 
     def forget(self) -> None:
@@ -222,11 +225,12 @@ class Waves:
         values: of the ensemble's inputs, by index.
         outputs: indices of the outputs that are wanted.
         needed: bits of the steps that these need.
+        read: bits of the ensemble tensors that somebody reads.
         consumer: whose request it is.
         held_bytes: counted for its tensors.
 
     Attributes:
-        state, binding, outputs, consumer: as given.
+        state, binding, outputs, read, consumer: as given.
         context: of the request.
         sources: numbers of the decoupled steps that are needed, the lowest level first.
         steps: bits of the other steps that are needed, by level.
@@ -240,10 +244,12 @@ class Waves:
         values: list[Value | None],
         outputs: Sequence[int],
         needed: int,
+        read: int,
         consumer: Consumer,
         held_bytes: int,
     ) -> None:
         self.state = state
+        self.read = read
         self.binding = binding
         self.outputs = outputs
         self.consumer = consumer

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 from weakref import ReferenceType, ref
 
-from toutates.backends.python.results import code_of
+from toutates.backends.python.error_codes import code_of
 from toutates.engine.calls import Fitting, ModelCall, Outcome
-from toutates.engine.result import Parameters
+from toutates.engine.result import Form, Parameters
 from toutates.engine.servable import Content, RequestAbout
 from toutates.engine.tensor import Tensor
 from toutates.models.held import hold_version
@@ -46,8 +46,9 @@ class Pending:
         form: of the call.
         on_done: called with this object, in the thread that has run the call. It must not block.
         number: for whoever has made the call.
-        contents: bytes of the outputs that are wanted; () if it failed.
-        row_shapes: of all outputs of the model, as ``Outputs`` has them.
+        given: indices of the outputs that are wanted and there.
+        contents: bytes of each; () if it failed.
+        row_shapes, forms: of all outputs of the model, as ``Outputs`` has them.
         error: why it failed; None if it did not.
         parameters: of the response; None for none.
         is_done: whether the outcome is there.
@@ -57,8 +58,10 @@ class Pending:
     form: CallForm
     on_done: Callable[[Pending], object]
     number: int = 0
+    given: Sequence[int] = ()
     contents: Sequence[Content] = ()
     row_shapes: tuple[tuple[int, ...], ...] = ()
+    forms: Mapping[int, Form] | None = None
     error: CallError | None = None
     parameters: Parameters | None = None
     is_done: bool = False
@@ -75,8 +78,10 @@ class Pending:
             assert outcome.outputs is not None
             batched = known.served.signature.batched
             self.parameters = outcome.outputs.parameters
-            self.row_shapes = outcome.outputs.row_shapes
-            self.contents = [outcome.content(index, batched=batched) for index in known.wanted]
+            self.row_shapes, self.forms = outcome.outputs.row_shapes, outcome.outputs.forms
+            missing = outcome.outputs.missing
+            self.given = [index for index in known.wanted if index not in missing] if missing else known.wanted
+            self.contents = [outcome.content(index, batched=batched) for index in self.given]
             self.is_done = True
             self.on_done(self)
         finally:
@@ -99,8 +104,11 @@ class Pending:
             return []
         signature = known.served.signature
         found = []
-        for index, content in zip(known.wanted, self.contents, strict=True):
+        for index, content in zip(self.given, self.contents, strict=True):
             spec = signature.outputs[index]
+            if self.forms is not None and index in self.forms:
+                found.append((spec.name, Tensor(*self.forms[index], content)))
+                continue
             shape = spec.to_wire(self.row_shapes[index])
             whole = (known.fitting.rows, *shape) if signature.batched else shape
             found.append((spec.name, Tensor(spec.datatype, whole, content)))

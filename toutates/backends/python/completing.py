@@ -154,14 +154,14 @@ def signature_of(config: ModelConfig, model: str, source: Path) -> tuple[Signatu
     """
     said = triton_configuration(config, model, source)
     declared = said.declared
-    for role, tensors in (("input", declared.inputs), ("output", declared.outputs)):
-        if not tensors:
-            raise ConfigurationError(
-                f"the configuration of model '{model}' declares no {role}s",
-                source=source,
-                key=role,
-                remedy=f"write them into config.pbtxt, or call add_{role} in auto_complete_config",
-            )
+    if not declared.outputs:  # inputs need not be: a model may make its outputs of nothing
+        raise ConfigurationError(
+            f"the configuration of model '{model}' declares no outputs",
+            source=source,
+            key="output",
+            remedy="write inputs and outputs into config.pbtxt, or call add_input and add_output in "
+            "auto_complete_config",
+        )
     batched = config.max_batch_size > 0
     signature = Signature(tuple(map(_tensor, declared.inputs)), tuple(map(_tensor, declared.outputs)), batched)
     return signature, said

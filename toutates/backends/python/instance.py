@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from toutates.backends.python.arena import Arena
 from toutates.backends.python.child import frames
+from toutates.backends.python.deviations import Deviations
 from toutates.backends.python.loads import LoadsModels
 from toutates.backends.python.process import Failed, ModelProcess, ProcessEnded
 from toutates.backends.python.process_calls import ProcessCalls
@@ -86,6 +87,7 @@ class PythonInstance:
         limits: see Limits.
         one_by_one: whether the model sees each request alone.
         stacked: whether it sees the batch as one request.
+        deviations: of the version; None where each is an error.
         get_table: returns the models that it may call; None for none.
         loads: loads and unloads models for it; None where nobody does.
 
@@ -109,6 +111,7 @@ class PythonInstance:
         limits: Limits,
         *,
         stacked: bool = False,
+        deviations: Deviations | None = None,
         get_table: Callable[[], ModelTable] | None = None,
         loads: LoadsModels | None = None,
     ) -> None:
@@ -124,7 +127,7 @@ class PythonInstance:
         self._start = start
         self._limits = limits
         self._stacked = stacked
-        self._results = Results(signature, model, stacked=stacked)
+        self._results = Results(signature, model, stacked=stacked, deviations=deviations)
         self._layouts: WeakKeyDictionary[Lane, int] = WeakKeyDictionary()
         self._next_layout = 0
         #: whether the model of this process reads more of requests than their tensors

@@ -19,6 +19,7 @@ from toutates.backends.python.child.model import Model, describe
 from toutates.backends.python.child.pb_utils import set_model_dir
 from toutates.backends.python.child.requests import set_caller
 from toutates.backends.python.decoupled import DecoupledInstance, DecoupledThreadInstance
+from toutates.backends.python.deviations import Deviations
 from toutates.backends.python.instance import Limits, PythonInstance
 from toutates.backends.python.loads import LoadsModels
 from toutates.backends.python.metrics import VersionMetrics
@@ -70,6 +71,7 @@ class Start:
         signature: the model's tensors.
         one_by_one: whether it sees each request alone.
         stacked: whether it sees a batch as one request.
+        deviations: of the version.
         decoupled: whether it answers a request any number of times.
     """
 
@@ -78,6 +80,7 @@ class Start:
     signature: Signature
     one_by_one: bool
     stacked: bool
+    deviations: Deviations
     decoupled: bool = False
 
 
@@ -145,6 +148,7 @@ class Processes:
                     again,
                     self._limits,
                     stacked=start.stacked,
+                    deviations=start.deviations,
                     get_table=self._get_table,
                     loads=self._loads,
                 )
@@ -274,6 +278,7 @@ class Threads:
                     self._tables[start.name],
                     one_by_one=start.one_by_one,
                     stacked=start.stacked,
+                    deviations=start.deviations,
                 )
             )
         return found

@@ -24,6 +24,7 @@ from toutates.backends.python.completing import (
     start_config,
     with_defaults,
 )
+from toutates.backends.python.deviations import STRICT_KEY, Deviations
 from toutates.backends.python.environments import Environments
 from toutates.backends.python.instance import Limits, PythonInstance
 from toutates.backends.python.isolation import Code, Processes, Start, Threads
@@ -214,6 +215,8 @@ class _Loading:
             raise ModelLoadError(f"Python model file not found in '{path}'")
         source, parameters = configuration.source, parameters_of(self._config)
         self._stacked = is_torch or _choice(parameters, "toutates.stacked", ("false", "true"), source) == "true"
+        strict = _choice(parameters, STRICT_KEY, ("false", "true"), source) == "true"
+        self._deviations = Deviations(model, strict=strict)
         code = Code(
             model, version.number, _TORCH_RUNTIME if is_torch else path, version.path, version.model_dir, LineLimit()
         )
@@ -264,7 +267,15 @@ class _Loading:
         one_by_one = configuration.given is not None and not batches and not self._stacked
         decoupled = shown.model_transaction_policy.decoupled
         starts = [
-            Start(name, self._args(shown, name, kind, device), signature, one_by_one, self._stacked, decoupled)
+            Start(
+                name,
+                self._args(shown, name, kind, device),
+                signature,
+                one_by_one,
+                self._stacked,
+                self._deviations,
+                decoupled,
+            )
             for name, kind, device in instance_names(config)
         ]
         instances = self.isolation.instances(starts)
@@ -278,7 +289,8 @@ class _Loading:
                 is_triton=configuration.given is not None,
                 allocate=self.isolation.allocate,
                 quick_ns=0,
-                keeps_whole=decoupled,
+                keeps_whole=not self._stacked,
+                splits_large=not decoupled,
                 grows=tensors is None,
             )
             for instance in some:

@@ -9,46 +9,31 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from toutates.backends.python.deviations import Deviations
+from toutates.backends.python.error_codes import error_of
 from toutates.backends.python.parameters import checked_parameters
 from toutates.backends.rows import Row
 from toutates.engine.packing import LARGE_OUTPUT_BYTES
-from toutates.engine.result import Outputs, Parameters, PendingRequest
+from toutates.engine.result import Form, Outputs, Parameters, PendingRequest
 from toutates.engine.servable import Consumer
+from toutates.protocol.datatypes import BY_NAME, Datatype
 from toutates.protocol.signature import Signature, TensorSpec
 from toutates.protocol.strings import EncodedStrings, Numbers, StringRows
-from toutates.system.errors import (
-    AlreadyExists,
-    Cancelled,
-    ExecutionFailed,
-    InvalidRequest,
-    RequestError,
-    Rescheduled,
-    Unavailable,
-    UnknownFailure,
-    UnknownModel,
-    Unsupported,
-)
+from toutates.system.errors import ExecutionFailed, InvalidRequest, RequestError
 
-__all__ = ["Results", "code_of"]
+__all__ = ["Results"]
 
-#: By the code of a ``TritonError``; the last one is of requests that are to come once more.
-_ERRORS: Final[Sequence[type[RequestError]]] = (
-    UnknownFailure,
-    ExecutionFailed,
-    UnknownModel,
-    InvalidRequest,
-    Unavailable,
-    Unsupported,
-    AlreadyExists,
-    Cancelled,
-    Rescheduled,
-)
-#: Characters of an error.
-_MAX_TEXT: Final = 8_192
 #: Row shapes that are kept, so that answers of the same shapes are written by the same template.
 _MAX_FORMS: Final = 256
 
 Array = npt.NDArray[Any]
+
+
+class Given(NamedTuple):
+    """An output as a model has given it; ``content`` has its shape."""
+
+    datatype: Datatype
+    content: Array | EncodedStrings
 
 
 class Answer(NamedTuple):
@@ -59,7 +44,7 @@ class Answer(NamedTuple):
         parameters: of the response; None for none.
     """
 
-    outputs: dict[int, Array | EncodedStrings]
+    outputs: dict[int, Given]
     parameters: Parameters | None = None
 
 
@@ -70,9 +55,13 @@ class Results:
         signature: the model's tensors.
         model: its name.
         stacked: whether the model sees a batch as one request.
+        deviations: of the version; None where each is an error.
     """
 
-    def __init__(self, signature: Signature, model: str, *, stacked: bool) -> None:
+    def __init__(
+        self, signature: Signature, model: str, *, stacked: bool, deviations: Deviations | None = None
+    ) -> None:
+        self._deviations = Deviations(model, strict=True) if deviations is None else deviations
         self._signature = signature
         self._model = model
         self._stacked = stacked
@@ -114,16 +103,55 @@ class Results:
         ports: Sequence[Consumer],
     ) -> list[tuple[int, PendingRequest, Outputs | RequestError]]:
         """The rows of each request of the one answer for all."""
+        if isinstance(whole, RequestError):
+            return [(port, request, whole) for _, _, port, request in requests]
         outcomes: list[tuple[int, PendingRequest, Outputs | RequestError]] = []
-        first = 0
+        if len(requests) == 1:
+            [(_, rows, port, request)] = requests
+            return [(port, request, self.outputs(whole, rows, ports[port], request))]
+        total = sum(rows for _, rows, _, _ in requests)
+        divisible = {index: own for index, own in whole.outputs.items() if tuple(own.content.shape[:1]) == (total,)}
+        end = 0
         for _, rows, port, request in requests:
-            if isinstance(whole, RequestError):
-                outcomes.append((port, request, whole))
+            first, end = end, end + rows
+            error = self._indivisible(whole, divisible, total, len(requests), ports[port], request)
+            if error is not None:
+                outcomes.append((port, request, error))
                 continue
-            parts = {index: _rows(content, first, rows) for index, content in whole.outputs.items()}
+            parts = {index: Given(kind, _rows(content, first, rows)) for index, (kind, content) in divisible.items()}
             outcomes.append((port, request, self.outputs(Answer(parts, whole.parameters), rows, ports[port], request)))
-            first += rows
         return outcomes
+
+    def _indivisible(
+        self,
+        whole: Answer,
+        divisible: Mapping[int, Given],
+        rows: int,
+        count: int,
+        port: Consumer,
+        request: PendingRequest,
+    ) -> RequestError | None:
+        """What a request hears that has asked for an output that has no rows to be given to each; None if it has not.
+
+        Args:
+            whole: the one answer for all requests.
+            divisible: those of its outputs that have rows.
+            rows: of all requests.
+            count: of the requests.
+            port, request: who asks.
+        """
+        if len(divisible) == len(whole.outputs):
+            return None
+        asked = port.about(request[0]).outputs
+        for index in whole.outputs.keys() - divisible.keys():
+            if asked is None or index in asked:
+                kind, content = whole.outputs[index]
+                return self._wrong(
+                    f"output '{self._signature.outputs[index].name}' as {kind.name} {list(content.shape)} for {rows} "
+                    f"rows of {count} requests, which it sees as one (toutates.stacked): it cannot be divided among "
+                    f"them, because its first dimension is not {rows}"
+                )
+        return None
 
     def _outcome(
         self, answer: Any, memory: Array, rows: int, port: Consumer, request: PendingRequest
@@ -137,10 +165,10 @@ class Results:
             return self._wrong("no answer")
         error, outputs = answer.get("error"), answer.get("outputs")
         if isinstance(error, list) and len(error) == 2:
-            return _error(error)
+            return error_of(error)
         if not isinstance(outputs, dict):
             return self._wrong("neither outputs nor an error")
-        found: dict[int, Array | EncodedStrings] = {}
+        found: dict[int, Given] = {}
         try:
             for index, tensor in enumerate(self._signature.outputs):
                 place = outputs.get(str(index))
@@ -163,7 +191,7 @@ class Results:
         except ValueError as error:
             raise self._wrong(str(error)) from error
 
-    def _tensor(self, tensor: TensorSpec, place: Any, memory: Array, rows: int) -> Array | EncodedStrings:
+    def _tensor(self, tensor: TensorSpec, place: Any, memory: Array, rows: int) -> Given:
         """One output.
 
         Args:
@@ -180,22 +208,25 @@ class Results:
         datatype, shape, at, size = place
         if not isinstance(shape, list) or not all(isinstance(one, int) and one >= 0 for one in shape):
             raise self._wrong(f"output '{tensor.name}' in no known form")
+        kind = BY_NAME.get(datatype) if isinstance(datatype, str) else None
+        if kind is None:
+            raise self._wrong(f"output '{tensor.name}' in no known form")
         self._check(tensor, datatype, shape, rows)
         if not isinstance(at, int) or not isinstance(size, int) or not 0 <= at <= at + size <= memory.nbytes:
             raise self._wrong(f"output '{tensor.name}' outside of its memory")
-        if tensor.datatype.size:
+        if kind.size:
             content = memory[at : at + size].copy()
-            if size != prod(shape) * tensor.datatype.size:
+            if size != prod(shape) * kind.size:
                 raise self._wrong(f"{size} bytes for output '{tensor.name}'")
-            values: Array = content.view(tensor.datatype.numpy).reshape(shape)
-            return values
-        return self._strings(tensor, memory[at : at + size].tobytes(), shape)
+            values: Array = content.view(kind.numpy).reshape(shape)
+            return Given(kind, values)
+        return Given(kind, self._strings(tensor, memory[at : at + size].tobytes(), shape))
 
     def _check(self, tensor: TensorSpec, datatype: str, shape: Sequence[int], rows: int) -> None:
-        """Check that an output has the datatype and the shape that the configuration declares.
+        """Note an output that has another datatype or shape than the configuration declares.
 
         Raises:
-            ExecutionFailed: it has another one.
+            ExecutionFailed: it has, and the version is strict.
         """
         expected = [rows, *tensor.graph_shape] if self._signature.batched else [*tensor.graph_shape]
         fits = len(shape) == len(expected) and all(
@@ -203,9 +234,10 @@ class Results:
         )
         if datatype != tensor.datatype.name or not fits:
             of_rows = f" for {rows} row{'' if rows == 1 else 's'}" if self._signature.batched else ""
-            raise self._wrong(
+            self._deviations.note(
+                tensor.name,
                 f"output '{tensor.name}' as {datatype} {list(shape)}, expected {tensor.datatype.name} {expected}"
-                f"{of_rows}"
+                f"{of_rows}",
             )
 
     def _strings(self, tensor: TensorSpec, encoded: bytes, shape: Sequence[int]) -> EncodedStrings:
@@ -237,44 +269,60 @@ class Results:
             rows: that the outputs are to have.
         """
         if error is not None:
-            return _error(error)
-        found: dict[int, Array | EncodedStrings] = {}
+            return error_of(error)
+        found: dict[int, Given] = {}
         try:
             for index, (datatype, shape, content) in given.items():
                 tensor = self._signature.outputs[index]
                 self._check(tensor, datatype, shape, rows)
-                found[index] = self._strings(tensor, content, shape) if isinstance(content, bytes) else content
+                found[index] = Given(
+                    BY_NAME[datatype],
+                    self._strings(tensor, content, shape) if isinstance(content, bytes) else content,
+                )
             return Answer(found, self._parameters(parameters))
         except RequestError as refusal:
             return refusal
 
     def outputs(self, answer: Answer, rows: int, port: Consumer, request: PendingRequest) -> Outputs | RequestError:
-        """Outputs of a request, with nothing in place of those that it did not ask for and the model did not give.
+        """Outputs of a request, with nothing in place of those that the model did not give.
 
         Large ones are not copied: nobody may change them any more.
         """
+        missing: list[int] = []
         if len(answer.outputs) < len(self._signature.outputs):
             asked = port.about(request[0]).outputs
             for index, tensor in enumerate(self._signature.outputs):
                 if index not in answer.outputs and (asked is None or index in asked):
-                    return self._wrong(f"no output '{tensor.name}'")
-        return self._outputs(answer, rows)
+                    missing.append(index)
+                    try:
+                        self._deviations.note(tensor.name, f"no output '{tensor.name}'")
+                    except RequestError as refusal:
+                        return refusal
+        outputs = self._outputs(answer, rows)
+        outputs.missing = missing
+        return outputs
 
     def _outputs(self, answer: Answer, rows: int) -> Outputs:
         batched = self._signature.batched
+        forms: dict[int, Form] = {}
         found = answer.outputs
         data: list[bytes | Array | EncodedStrings] = []
         in_arrays = False
         row_bytes: list[int] = []
         row_shapes: list[tuple[int, ...]] = []
-        for index in range(len(self._signature.outputs)):
-            content = found.get(index)
-            shape = () if content is None else tuple(content.shape[1:] if batched else content.shape)
-            row_shapes.append(shape)
-            if content is None:
+        for index, tensor in enumerate(self._signature.outputs):
+            own = found.get(index)
+            if own is None:
+                row_shapes.append(())
                 data.append(b"")
                 row_bytes.append(0)
-            elif isinstance(content, EncodedStrings):
+                continue
+            content, shape = own.content, tuple(own.content.shape)
+            has_rows = not batched or shape[:1] == (rows,)
+            if own.datatype.name != tensor.datatype.name or not has_rows:
+                forms[index] = own.datatype, shape
+            row_shapes.append(shape[1:] if batched else shape)
+            if isinstance(content, EncodedStrings):
                 data.append(content)
                 row_bytes.append(0)
             else:
@@ -287,7 +335,9 @@ class Results:
             if len(self._forms) >= _MAX_FORMS:
                 self._forms.clear()
             self._forms[form] = form
-        return Outputs(tuple(data), tuple(row_bytes), self._forms[form], False, in_arrays, answer.parameters)
+        outputs = Outputs(tuple(data), tuple(row_bytes), self._forms[form], False, in_arrays, answer.parameters)
+        outputs.forms = forms or None
+        return outputs
 
     def response(
         self,
@@ -331,17 +381,6 @@ class Results:
 
     def _wrong(self, what: str) -> ExecutionFailed:
         return ExecutionFailed(f"model '{self._model}' returned {what}")
-
-
-def _error(said: Sequence[Any]) -> RequestError:
-    """The error of a code and a text."""
-    code = said[0] if isinstance(said[0], int) and 0 <= said[0] < len(_ERRORS) else 0
-    return _ERRORS[code](str(said[1])[:_MAX_TEXT])
-
-
-def code_of(error: RequestError) -> int:
-    """The code of ``TritonError`` for an error."""
-    return next((code for code, kind in enumerate(_ERRORS) if isinstance(error, kind)), 1)
 
 
 def _rows(content: Array | EncodedStrings, first: int, rows: int) -> Array | EncodedStrings:

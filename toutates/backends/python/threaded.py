@@ -26,6 +26,7 @@ from toutates.backends.python.child.model import Model, OutputForms
 from toutates.backends.python.child.pb_utils import set_model_dir
 from toutates.backends.python.child.requests import ReceivedRequest
 from toutates.backends.python.child.tensors import Tensor
+from toutates.backends.python.deviations import Deviations
 from toutates.backends.python.output import PrintedOutput
 from toutates.backends.python.results import Results
 from toutates.backends.python.thread_caller import note_loading
@@ -67,6 +68,7 @@ class ThreadInstance:
         metrics: that it keeps.
         one_by_one: whether it sees each request alone.
         stacked: whether it sees the batch as one request.
+        deviations: of the version; None where each is an error.
 
     Attributes:
         ports: the consumers of the version; set once these are known.
@@ -89,6 +91,7 @@ class ThreadInstance:
         *,
         one_by_one: bool = False,
         stacked: bool = False,
+        deviations: Deviations | None = None,
     ) -> None:
         self.started_ns = self.ended_ns = 0
         self.ports: Sequence[Consumer] = ()
@@ -104,7 +107,7 @@ class ThreadInstance:
         self._forms = OutputForms(
             [tensor.name for tensor in signature.outputs], [tensor.datatype.name for tensor in signature.outputs]
         )
-        self._results = Results(signature, model_name, stacked=stacked)
+        self._results = Results(signature, model_name, stacked=stacked, deviations=deviations)
         self._thread = 0
 
     def enter(self) -> None:

@@ -17,18 +17,28 @@ Part = tuple[Outputs, int, int]
 
 
 def cut(parts: Sequence[Part], *, batched: bool) -> Outputs | None:
-    """The rows of one request, copied; None where its parts have other shapes, so that it has no answer.
+    """The rows of one request, copied; None where its parts do not go together, so that it has no answer.
 
     Args:
         parts: in the order of its rows.
         batched: whether the model is.
     """
     first = parts[0][0]
+    if len(parts) > 1 and not all(outputs.is_regular for outputs, _, _ in parts):
+        return None
     if any(outputs.row_shapes != first.row_shapes for outputs, _, _ in parts):
         return None
     data = [_joined([_rows(part, index, batched) for part in parts]) for index in range(len(first.data))]
     parameters = parameters_of(parts) if len(parts) > 1 else first.parameters
-    return Outputs(tuple(data), first.row_bytes, first.row_shapes, fixed=first.fixed, parameters=parameters)
+    return Outputs(
+        tuple(data),
+        first.row_bytes,
+        first.row_shapes,
+        fixed=first.fixed,
+        parameters=parameters,
+        missing=first.missing,
+        forms=first.forms,
+    )
 
 
 def size_of(outputs: Outputs) -> int:
@@ -43,6 +53,8 @@ def size_of(outputs: Outputs) -> int:
 def _rows(part: Part, index: int, batched: bool) -> bytes | EncodedStrings:
     outputs, first, rows = part
     content: Any = outputs.data[index]
+    if outputs.forms is not None and index in outputs.forms:
+        batched = False
     if isinstance(content, EncodedStrings):
         return content.cut(first, rows) if batched else content
     found = outputs.rows(index, first, rows, batched=batched)

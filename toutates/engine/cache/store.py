@@ -155,7 +155,10 @@ class ResponseCache:
     def _insert(self, key: bytes, outputs: Outputs, size: int, owner: Owner) -> bool:
         """Insert, or make some room; returns whether that is done."""
         is_small = (
-            size <= _SMALL_ANSWER and outputs.parameters is None and all(type(one) is bytes for one in outputs.data)
+            size <= _SMALL_ANSWER
+            and outputs.parameters is None
+            and outputs.is_regular
+            and all(type(one) is bytes for one in outputs.data)
         )
         with self.lock:
             if owner.is_over or key in self._entries:

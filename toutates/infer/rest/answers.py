@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from toutates.infer.rest.body import body_response
 from toutates.infer.rest.call import Asks, RestCall, request_id
 from toutates.infer.rest.plan import LARGE_CONTENTS, RestPlan
 from toutates.net.side_thread import SideThread, outcome_of
+from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.infer_response import WireTensor
 from toutates.protocol.rest.generate import write_generate_response
 from toutates.protocol.rest.response import InferResponse
@@ -48,7 +49,13 @@ class RestAnswers(Answers):
         """Answer a request whose rows were all in one batch."""
         call: Any = context[0]
         plan: Any = context[1]
-        if not plan.quick or plan.response_shapes != outputs.row_shapes or outputs.parameters is not None:
+        if (
+            not plan.quick
+            or plan.response_shapes != outputs.row_shapes
+            or outputs.parameters is not None
+            or outputs.forms is not None
+            or outputs.missing
+        ):
             return super()._write(context, outputs, first, rows)
         data, row_bytes = outputs.data, outputs.row_bytes
         contents: list[Any] = []
@@ -61,14 +68,15 @@ class RestAnswers(Answers):
     def _write_contents(
         self,
         context: RequestContext,
+        indices: Sequence[int],
         contents: list[list[Any]],
-        row_shapes: tuple[tuple[int, ...], ...],
+        outputs: Outputs,
         parameters: Parameters | None,
     ) -> bool:
         call: Any = context[0]
         plan: Any = context[1]
         try:
-            write, raws, size = self._writing(plan, context[2], contents, row_shapes, parameters)
+            write, raws, size = self._writing(plan, context[2], indices, contents, outputs, parameters)
             if size > LARGE_CONTENTS:
                 # Copied: two threads must not take views of one buffer (``Outputs.with_views``).
                 self._write_aside(context, partial(write, [bytes(raw) for raw in raws]), size)
@@ -83,8 +91,9 @@ class RestAnswers(Answers):
         self,
         plan: RestPlan,
         identifier: bytes,
+        indices: Sequence[int],
         contents: list[list[Any]],
-        row_shapes: tuple[tuple[int, ...], ...],
+        outputs: Outputs,
         parameters: Parameters | None,
     ) -> tuple[Callable[[list[Buffer], Any], InferResponse], list[Buffer], int]:
         """What writes a response, the contents that it is to be given, and how many bytes of them are more than copied.
@@ -93,26 +102,28 @@ class RestAnswers(Answers):
         """
         raws: list[Buffer]
         if plan.shared is not None:
-            contents = plan.shared.place(plan.request.outputs, contents)
+            contents = plan.shared.place(indices, contents)
+        row_shapes, regular = outputs.row_shapes, outputs.is_regular
         response = plan.response
-        if response is not None and plan.response_shapes == row_shapes and not parameters:
+        if response is not None and regular and plan.response_shapes == row_shapes and not parameters:
             raws = [pieces[0] if len(pieces) == 1 else b"".join(pieces) for pieces in contents]
         else:
             tensors: list[WireTensor] = []
             raws = []
             sizes: list[int | None] = []
-            signature = plan.version.signature
-            for index, pieces in zip(plan.request.outputs, contents, strict=True):
-                tensor = plan.wire_tensor(index, row_shapes[index], plan.rows)
-                tensor, raw = wire_output(plan, index, tensor, pieces)
+            for index, pieces in zip(indices, contents, strict=True):
+                tensor, raw = wire_output(plan, index, plan.tensor_of(outputs, index, plan.rows), pieces)
                 tensors.append(tensor)
                 raws.append(raw)
-                sizes.append(len(raw) if signature.outputs[index].datatype.size and not plan.request.classes else None)
+                sizes.append(len(raw) if BY_NAME[tensor.datatype].size and not plan.request.classes else None)
             if plan.tensors is not None:
                 return partial(body_response, plan.tensors, tensors), raws, 0
             if plan.outputs is None:
                 return partial(_write_flat, plan, identifier, tensors, parameters), raws, sum(map(len, raws))
-            response = plan.response_for(tensors, sizes, row_shapes, parameters)
+            if not regular:
+                response = plan.response_of(indices, tensors, sizes, parameters)
+            else:
+                response = plan.response_for(tensors, sizes, row_shapes, parameters)
             if plan.request.classes:
                 plan.response = None  # values have to become classes each time
         size = sum(map(len, raws)) if plan.coded else sum([len(raws[index]) for index in response.texts])

@@ -56,14 +56,18 @@ def body_response(
     """The contents of ``result_head`` and ``result``, as the two pieces of a response.
 
     Raises:
-        ExecutionFailed: an output has another number of elements than one.
+        ExecutionFailed: an output has another number of elements than one, or another datatype, or is not there.
     """
     contents: dict[str, bytes | memoryview] = {tensors.result_head: b""}
     for output, raw in zip(outputs, raws, strict=True):
         whole = memoryview(raw)
+        if output.datatype != "BYTES":
+            raise ExecutionFailed(f"output '{output.name}' is {output.datatype}, and a body is one element of BYTES")
         if int.from_bytes(whole[:_LENGTH_BYTES], "little") != len(whole) - _LENGTH_BYTES:
             raise ExecutionFailed(f"output '{output.name}' has another number of elements than one")
         content = whole[_LENGTH_BYTES:]
         contents[output.name] = content if len(content) > _COPIED_BYTES else bytes(content)
+    if tensors.result not in contents:
+        raise ExecutionFailed(f"the model has given no output '{tensors.result}'")
     pieces = [contents[tensors.result_head], contents[tensors.result]]
     return InferResponse(b"", pieces, sum(map(len, pieces)))

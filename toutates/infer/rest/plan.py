@@ -107,13 +107,7 @@ class RestPlan(Plan):
             row_shapes: of the batch's outputs.
             parameters: of the response.
         """
-        forms = self.outputs
-        assert forms is not None
-        binary = [forms.is_binary(tensor.name) for tensor in tensors]
-        version = self.version
-        elsewhere = [index in self.request.places for index in self.request.outputs]
-        given = self.parameters_with(parameters)
-        response = ResponseTemplate(version.model, str(version.number), tensors, binary, sizes, given, elsewhere)
+        response = self.response_of(self.request.outputs, tensors, sizes, parameters)
         if parameters:
             return response
         self.response = response
@@ -121,3 +115,19 @@ class RestPlan(Plan):
         known = None not in sizes and not self.request.classes and not self.request.places and not self.coded
         self.quick = known and sum([sizes[at] or 0 for at in response.texts]) <= LARGE_CONTENTS
         return response
+
+    def response_of(
+        self,
+        indices: Sequence[int],
+        tensors: Sequence[WireTensor],
+        sizes: Sequence[int | None],
+        parameters: Parameters | None,
+    ) -> ResponseTemplate:
+        """The template of one response, which may lack outputs; ``indices`` are those it has, see ``response_for``."""
+        forms = self.outputs
+        assert forms is not None
+        binary = [forms.is_binary(tensor.name) for tensor in tensors]
+        version = self.version
+        elsewhere = [index in self.request.places for index in indices]
+        given = self.parameters_with(parameters)
+        return ResponseTemplate(version.model, str(version.number), tensors, binary, sizes, given, elsewhere)

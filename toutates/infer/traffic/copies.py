@@ -27,6 +27,7 @@ from toutates.infer.traffic.comparing import difference
 from toutates.models.demand import Loader
 from toutates.models.table import ModelTable, ServedVersion
 from toutates.models.traffic.rules import Shadow, Target
+from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.strings import rest
 from toutates.system.errors import NotLoaded, Overloaded, RequestError
 
@@ -198,15 +199,15 @@ class Copies:
         """
         signature = plan.version.signature
         batched = signature.batched
-        contents = [outputs.rows(index, first, rows, batched=batched) for index in plan.request.outputs]
+        indices = plan.outputs_in(outputs)
+        contents = [outputs.rows(index, first, rows, batched=batched) for index in indices]
         size = sum(map(len, contents))
         if size > min(MAX_COPIED, room) or not self._grow(kept, size):
             self.count(kept.key, "skipped")
             return 0
-        for index, content in zip(plan.request.outputs, contents, strict=True):
-            tensor = plan.wire_tensor(index, outputs.row_shapes[index], rows)
-            spec = signature.outputs[index]
-            kept.sent[spec.name] = Tensor(spec.datatype, tuple(tensor.shape), bytes(content))
+        for index, content in zip(indices, contents, strict=True):
+            tensor = plan.tensor_of(outputs, index, rows)
+            kept.sent[tensor.name] = Tensor(BY_NAME[tensor.datatype], tuple(tensor.shape), bytes(content))
         kept.sent_ns = sent_ns
         self._put(lambda: self._run(kept))
         return size
