@@ -28,6 +28,10 @@ __all__ = ["LOOPS", "NOTHING", "account", "busy", "failures", "main"]
 ROOT: Final = Path(__file__).resolve().parents[1]
 RECORD: Final = ROOT / "tests" / "steady.txt"
 LOOPS: Final = 4
+#: What ends it, and with it all that it has started.
+ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+#: How long a run that is interrupted may take to end.
+_ENDING_S: Final = 60.0
 #: What stands in the place of a failed test.
 NOTHING: Final = "nothing failed"
 _LINE: Final = re.compile(r"^(?P<run>\S+ \S+) \S+ run \d+ of \d+: (?P<what>.*)$")
@@ -104,8 +108,14 @@ def _owned(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
         try:
             yield process
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            try:
+                if process.poll() is None:  # so that the tests end what they have started
+                    os.killpg(process.pid, signal.SIGINT)
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(_ENDING_S)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -119,7 +129,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--record", type=Path, default=RECORD)
     parser.add_argument("command", nargs="*", default=["make", "pytest"], help="what runs the tests; it is given ARGS=")
     given = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in ENDING:  # a shell starts what runs beside it with SIGINT ignored
+        signal.signal(number, _interrupt)
     has_failed = False
     try:
         with tempfile.TemporaryDirectory() as scratch, busy():

@@ -53,12 +53,13 @@ def test_a_run_is_noted_and_its_failure_is_the_exit_status(tmp_path: Path, capsy
     )
     record = tmp_path / "record.txt"
     given = ["--runs", "1", "--record", str(record), "--", sys.executable]
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in steady.ENDING}
     try:
         assert steady.main(["--runs", "2", "--record", str(tmp_path / "none.txt"), "--", "true"]) == 0
         assert steady.main([*given, str(runner)]) == 1
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     assert (tmp_path / "none.txt").read_text().count(f": {steady.NOTHING}\n") == 2
     whats = [line.partition(": ")[2] for line in record.read_text().splitlines()]
     assert whats == ["tests/e2e/test_a.py::test_one[x]", "tests/test_b.py::test_three"]
@@ -66,12 +67,14 @@ def test_a_run_is_noted_and_its_failure_is_the_exit_status(tmp_path: Path, capsy
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=["INT", "TERM", "KILL"])
-def test_busy_loops_end_with_the_script_however_it_ends(number: signal.Signals) -> None:
+def test_busy_loops_end_with_the_script_however_it_ends(number: signal.Signals, tmp_path: Path) -> None:
+    # A run that lasts, and says which process it is; the script is started as a shell starts what runs beside it.
+    lasting = "import os; print(os.getpid(), flush=True); import time; time.sleep(1_000)"
     code = (
         "import signal, sys; from tests import steady\n"
-        "signal.signal(signal.SIGTERM, steady._interrupt)\n"
-        "with steady.busy(2) as pids:\n"
-        "    print(*pids, flush=True); sys.stdin.read()\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        f"given = ['--record', {str(tmp_path / 'record.txt')!r}, '--', sys.executable, '-c', {lasting!r}]\n"
+        "sys.exit(steady.main(given))"
     )
     environment = {**os.environ, "PYTHONPATH": str(steady.ROOT)}
     command = [sys.executable, "-c", code]
@@ -79,10 +82,14 @@ def test_busy_loops_end_with_the_script_however_it_ends(number: signal.Signals) 
         command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as script:
         assert script.stdout is not None
-        pids = [int(pid) for pid in script.stdout.readline().split()]
-        assert len(pids) == 2
+        run = int(script.stdout.readline())
+        pids = [int(pid) for pid in Path(f"/proc/{script.pid}/task/{script.pid}/children").read_text().split()]
+        assert run in pids
+        assert len(pids) == steady.LOOPS + 1
         script.send_signal(number)
-        script.wait(120)
+        assert script.wait(120) == (-number if number == signal.SIGKILL else 130)
+        if number == signal.SIGKILL:  # which nobody can catch: what runs the tests is left
+            os.kill(run, number)
         wait_until(lambda: not any(_computes(pid) for pid in pids))
 
 
