@@ -24,9 +24,6 @@ from tests.e2e.support import triton
 from tests.waiting import PATIENCE_S, wait_until
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 
-#: What a process has is measured.
-pytestmark = pytest.mark.alone
-
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 #: 50 bytes for each of the requests; 500 for each of the connections.
 MOST_GROWTH_KIB = 1_024
@@ -84,6 +81,7 @@ def wait_until_alone(process: ServerProcess) -> None:
     wait_until(lambda: not process.open_connections())
 
 
+@pytest.mark.alone
 def test_requests_leave_no_memory_behind(process: ServerProcess) -> None:
     send_requests(process, REQUESTS // 4)
     before_kib = anonymous_kib(process)
@@ -91,14 +89,18 @@ def test_requests_leave_no_memory_behind(process: ServerProcess) -> None:
     assert anonymous_kib(process) - before_kib < MOST_GROWTH_KIB
 
 
-def test_connections_leave_neither_files_nor_memory_behind(process: ServerProcess) -> None:
+@pytest.mark.parametrize(
+    "is_measured",
+    [pytest.param(False, marks=pytest.mark.long, id="files"), pytest.param(True, marks=pytest.mark.alone, id="memory")],
+)
+def test_connections_leave_neither_files_nor_memory_behind(process: ServerProcess, is_measured: bool) -> None:
     come_and_go(process, CONNECTIONS)
     wait_until_alone(process)
     before_files, before_kib = process.open_files(), anonymous_kib(process)
     come_and_go(process, CONNECTIONS)
     wait_until_alone(process)
     wait_until(lambda: process.open_files() <= before_files)
-    assert anonymous_kib(process) - before_kib < MOST_GROWTH_KIB
+    assert not is_measured or anonymous_kib(process) - before_kib < MOST_GROWTH_KIB
 
 
 #: Bytes of a request.
@@ -108,6 +110,7 @@ MOST_TIMES = 2.2
 MOST_LEFT_MIB = 24
 
 
+@pytest.mark.alone
 def test_a_large_request_takes_twice_its_size_and_leaves_nothing(tmp_path: Path) -> None:
     model = payload_models(tmp_path / "models", [LARGE])[0]
     row = np.zeros(model.row, np.float32)

@@ -15,8 +15,7 @@ from toutates.command.main import main
 from toutates.models.config.pbtxt import read_pbtxt
 from toutates.tune import tuning
 
-#: Configurations are measured against each other.
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)  # some seconds each on an idle machine
 
 #: Each run takes 10 ms, whatever it computes: larger batches and more instances are better on any machine.
 SLEEPER = """
@@ -56,6 +55,7 @@ def tried(found: dict[str, Any]) -> set[str]:
     return {key for one in found["trials"] for own in one["changes"].values() for key in own}
 
 
+@pytest.mark.alone  # which configuration is better is measured
 def test_a_python_model_that_batches_gets_larger_batches_and_more_instances(tmp_path: Path) -> None:
     folder = add_model(tmp_path / "models", "sleeper", SLEEPER, rows=2)
     before = files_of(folder)
@@ -76,6 +76,7 @@ def test_a_python_model_that_batches_gets_larger_batches_and_more_instances(tmp_
     assert main(["tune", str(folder), "--write"]) == 2
 
 
+@pytest.mark.alone  # which configuration is better is measured
 def test_of_a_python_model_that_does_not_batch_instances_are_tried_alone(tmp_path: Path) -> None:
     folder = add_model(tmp_path / "models", "single", SLEEPER, more="")
     output = tmp_path / "out"
@@ -85,6 +86,7 @@ def test_of_a_python_model_that_does_not_batch_instances_are_tried_alone(tmp_pat
     assert {path.name for path in output.iterdir()} == {"config.pbtxt"}
 
 
+@pytest.mark.long
 def test_a_decoupled_model_is_asked_over_streams(tmp_path: Path) -> None:
     more = "dynamic_batching {} model_transaction_policy { decoupled: true }"
     folder = add_model(tmp_path / "models", "decoupled", DECOUPLED, more=more)
@@ -94,6 +96,7 @@ def test_a_decoupled_model_is_asked_over_streams(tmp_path: Path) -> None:
     assert files_of(folder) == before
 
 
+@pytest.mark.long
 def test_a_python_model_that_random_values_do_not_suit_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,6 +113,7 @@ def execute(self, requests):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(find_spec("lightgbm") is None, reason="LightGBM is not installed")
 def test_a_lightgbm_model_is_tuned_in_what_it_has(tmp_path: Path) -> None:
     from examples.tabular.make_repository import CONFIG, train
