@@ -50,6 +50,11 @@ class LateEnd:
                     return
                 self._thread = thread
 
+    def put_off(self) -> None:
+        """The server has ended: the interpreter has LATE_S for that, too."""
+        with self._changed:
+            self._at = max(self._at, time.monotonic() + LATE_S)
+
     def _run(self) -> None:
         with self._changed:
             while (left_s := self._at - time.monotonic()) > 0:

@@ -215,6 +215,8 @@ class Server:
                         nursery.cancel_scope.cancel()
             finally:
                 self._first_load.close()
+                if self._late_end is not None:
+                    self._late_end.put_off()
         return EXIT_FAILURE if self.shutdown.failed or self.workers.cut_off_calls else EXIT_OK
 
     async def _end_late(self) -> None:
