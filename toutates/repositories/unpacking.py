@@ -7,13 +7,10 @@ comes, because an archive's own figures may be wrong. So the worst archive costs
 from __future__ import annotations
 
 import gzip
-import lzma
 import os
 import stat
-import struct
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -21,6 +18,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Final, NamedTuple
 
 from toutates.models.repository import has_control_characters
+from toutates.system.archives.reading import BROKEN, TarStream, zip_directory_bytes
+from toutates.system.archives.unpacked_folder import UnpackedFolder
 from toutates.system.errors import ConfigurationError
 from toutates.system.text import one_line, shown
 
@@ -33,8 +32,6 @@ _CHUNK: Final = 65_536
 #: Where a tar says that it is one.
 _TAR_MAGIC: Final = (257, b"ustar")
 _MAX_NAME: Final = 1_024
-#: What a tar says of one file; an honest one has a few kilobytes. tarfile keeps all of it in memory.
-_MAX_TAR_HEAD: Final = 2**20
 #: Files and folders of a tar.
 _MAX_HEADS: Final = 40_000
 #: Bytes of a zip's table of contents, which is read as a whole.
@@ -45,16 +42,6 @@ _RATIO_FROM: Final = 16 * 2**20
 
 _ENCRYPTED: Final = 0x1
 _METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-_END: Final = b"PK\x05\x06"
-_END_64: Final = b"PK\x06\x06"
-_END_SIZE: Final = 22
-_MAX_COMMENT: Final = 65_535
-_END_64_SIZES: Final = 76  # the record and its locator, which lie before the end
-
-_BROKEN: Final = (
-    zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError,
-    ValueError, RuntimeError, UnicodeError, struct.error, OverflowError, RecursionError,
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +82,10 @@ def unpack(
     Raises:
         ConfigurationError: it is none of these, is broken, or holds what an archive must not hold.
     """
+    if isinstance(target, Path):
+        with UnpackedFolder(target) as folder:
+            unpack(archive, lambda name, pieces: folder.put_file(name.parts, pieces), bounds, below=below)
+        return
     try:
         if archive.is_dir():
             _Unpacking(archive, target, bounds or Bounds(), None, below).take(_folder(archive))
@@ -121,21 +112,8 @@ def unpack(
     except OSError as error:
         problem = f"cannot be unpacked: {error.strerror or error}"
         raise _refused(archive, problem, "see that it can be read and the disk has room") from error
-    except _BROKEN as error:
+    except BROKEN as error:
         raise _refused(archive, f"is broken: {one_line(error, 200)}", "make the archive again") from error
-
-
-def _into(target: Path) -> Sink:
-    """A sink that writes into a directory."""
-
-    def put(name: PurePosixPath, pieces: Iterator[bytes]) -> None:
-        path = target.joinpath(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("xb") as out:
-            for piece in pieces:
-                out.write(piece)
-
-    return put
 
 
 def _refused(archive: Path, problem: str, remedy: str) -> ConfigurationError:
@@ -147,15 +125,15 @@ class _Unpacking:
 
     Args:
         archive: for errors.
-        target: where to.
+        put: takes the files.
         bounds: what it may come to.
         size: of the archive, bytes; None for a folder.
         below: see ``unpack``.
     """
 
-    def __init__(self, archive: Path, target: Path | Sink, bounds: Bounds, size: int | None, below: str) -> None:
+    def __init__(self, archive: Path, put: Sink, bounds: Bounds, size: int | None, below: str) -> None:
         self._archive = archive
-        self._put = target if callable(target) else _into(target)
+        self._put = put
         self._below = PurePosixPath(below).parts
         self._bounds = bounds
         self._most = bounds.max_bytes
@@ -248,18 +226,7 @@ def _opener(opened: zipfile.ZipFile, member: zipfile.ZipInfo) -> Callable[[], Ab
 
 def _check_directory(archive: Path, file: BinaryIO) -> None:
     """See that the table of contents is short enough to be read as a whole."""
-    size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - _MAX_COMMENT - _END_SIZE - _END_64_SIZES))
-    tail = file.read()
-    file.seek(0)
-    at = tail.rfind(_END)
-    if at < 0 or len(tail) - at < _END_SIZE:
-        raise _refused(archive, "is broken: a zip's end is missing", "make or copy the archive again")
-    [length] = struct.unpack_from("<L", tail, at + 12)
-    record = tail.rfind(_END_64, 0, at)
-    if record >= 0 and len(tail) - record >= 48:
-        [length_64] = struct.unpack_from("<Q", tail, record + 40)
-        length = max(length_64, length if length != 0xFFFFFFFF else 0)
+    length = zip_directory_bytes(file)
     if length > _MAX_DIRECTORY:
         problem = f"has a table of contents of {length} bytes, as of a hundred thousand files"
         raise _refused(archive, problem, "leave out what the handler does not need")
@@ -268,45 +235,8 @@ def _check_directory(archive: Path, file: BinaryIO) -> None:
 # --- tar -------------------------------------------------------------------------------------------------------------
 
 
-class _Inflated:
-    """The decompressed bytes of a tar, read forward, and counted."""
-
-    def __init__(self, archive: Path, source: Any, unpacking: _Unpacking) -> None:
-        self._archive = archive
-        self._unpacking = unpacking
-        self._source = source
-        self._at = 0
-        #: bytes that tarfile may read until it has the head of the next file; None while a file is read
-        self._left: int | None = _MAX_TAR_HEAD
-
-    def expect_head(self, *, expected: bool) -> None:
-        self._left = _MAX_TAR_HEAD if expected else None
-
-    def read(self, size: int = -1) -> bytes:
-        if self._left is not None:
-            self._left -= size if size >= 0 else _MAX_TAR_HEAD + 1
-            if self._left < 0:
-                raise _refused(self._archive, "has a head of more than a megabyte", "make the archive again")
-        data: bytes = self._source.read(size)
-        self._at += len(data)
-        self._unpacking.check_size(self._at)
-        return data
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, position: int, whence: int = os.SEEK_SET) -> int:
-        if whence != os.SEEK_SET or position < self._at:
-            raise tarfile.ReadError("its members overlap")
-        left, self._left = self._left, None
-        while self._at < position and self.read(min(_CHUNK, position - self._at)):
-            pass
-        self._left = left
-        return self._at
-
-
 def _tar(archive: Path, file: Any, unpacking: _Unpacking) -> Iterator[_Member]:
-    inflated: Any = _Inflated(archive, file, unpacking)
+    inflated: Any = TarStream(file, unpacking.check_size)
     heads = 0
     opened: Any  # ``members`` is not in its stub
     with tarfile.open(fileobj=inflated, mode="r:") as opened:

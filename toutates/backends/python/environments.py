@@ -1,7 +1,6 @@
 """``EXECUTION_ENV_PATH``: the environment that a model's processes run in, a folder or an archive of conda-pack.
 
-An archive is unpacked once for all models that name it. It is somebody else's file: an entry that would leave the
-folder, a device, or more data than a bound is refused.
+An archive is unpacked once for all models that name it (``environment_archives``).
 """
 
 from __future__ import annotations
@@ -9,22 +8,19 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import tarfile
 import tempfile
 import threading
 import weakref
 from pathlib import Path
 from typing import Final
 
+from toutates.backends.python.environment_archives import unpack_environment
 from toutates.backends.python.process import Interpreter
 from toutates.system.errors import ModelLoadError
 
 __all__ = ["Environments"]
 
 _MODEL_DIRECTORY: Final = "$$TRITON_MODEL_DIRECTORY"
-#: Of an unpacked archive, against those that are small and unpack to everything.
-MAX_UNPACKED_BYTES: Final = 64 * 1024**3
-MAX_ENTRIES: Final = 1_000_000
 
 
 class Environments:
@@ -52,7 +48,7 @@ class Environments:
         try:
             path = path.resolve(strict=True)
             folder = path if path.is_dir() else self._unpack(path)
-        except (OSError, tarfile.TarError, EOFError) as error:
+        except (OSError, ModelLoadError) as error:
             raise ModelLoadError(f"EXECUTION_ENV_PATH '{path}' cannot be used: {error}") from error
         activate = folder / "bin" / "activate"
         if not activate.exists():
@@ -85,20 +81,9 @@ class Environments:
             name = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
             folder = self._folder / name
             try:
-                _extract(archive, folder)
+                unpack_environment(archive, folder)
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
             self._unpacked[key] = folder
             return folder
-
-
-def _extract(archive: Path, folder: Path) -> None:
-    with tarfile.open(archive) as tar:
-        size = 0
-        for entries, member in enumerate(tar):
-            size += member.size
-            if size > MAX_UNPACKED_BYTES or entries > MAX_ENTRIES:
-                raise tarfile.TarError("it is larger than any environment")
-            # "data" refuses what leaves the folder, by its name or by a link, and what is no file.
-            tar.extract(member, folder, filter="data")

@@ -1,0 +1,1 @@
+"""Reading and unpacking archives that may come from anybody."""
