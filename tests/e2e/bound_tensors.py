@@ -11,7 +11,7 @@ import sys
 
 from tests.e2e import held
 from tests.fake_cuda import FakeCuda
-from toutates.backends.onnx import session
+from toutates.backends.onnx import device_runs
 from toutates.backends.onnx.session import ModelSession
 from toutates.system.cuda import Cuda, CudaError
 
@@ -36,7 +36,7 @@ def _main() -> None:
     kind = sys.argv.pop(1)
     Cuda.copy = _refuse  # type: ignore[method-assign]
     if kind == "made_up":
-        session.GPU_MEMORY = "cpu"  # type: ignore[misc]
+        device_runs.GPU_MEMORY = "cpu"  # type: ignore[misc]
         ModelSession.device = 0  # type: ignore[assignment]
         ModelSession.on_cpu = _OnDevice()
         FakeCuda().install()

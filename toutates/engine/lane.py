@@ -13,6 +13,7 @@ A model without a batch dimension uses the same lanes with batches of one row, t
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -308,7 +309,23 @@ class Lane:
         raise NotImplementedError
 
 
-class PackedLane(Lane):
+class _OutputsInPlace(Lane):
+    """A lane whose runs may write to buffers that are bound beforehand, as ``PackedLane`` says."""
+
+    known_outputs: Outputs | None
+    outputs_in_place: bool | None
+
+    def note_places(self, *, in_place: bool) -> None:
+        """Note where a run has left its outputs; that one has left any elsewhere is never forgotten. In any thread."""
+        with _PLACES:
+            self.outputs_in_place = in_place and self.outputs_in_place is not False
+
+
+#: Guards what is noted of where outputs are, of all lanes: twice in the life of one at most.
+_PLACES: Final = threading.Lock()
+
+
+class PackedLane(_OutputsInPlace):
     """A lane whose inputs all have elements of fixed size: a batch has one buffer per input.
 
     Args:
@@ -318,6 +335,9 @@ class PackedLane(Lane):
 
     Attributes:
         known_outputs: the form of the outputs, without data, where it is known beforehand; else None.
+        outputs_in_place: whether runs write all outputs to the buffers of a batch; False where their form is not known
+            beforehand. None where that is to be found out: by a backend, after each run until it knows
+            (``note_places``).
         row_bytes: bytes of one row of each input, by position in ``row_shapes``.
         lent_rows: a request of so many rows, or more, may be run where it was received.
     """
@@ -345,6 +365,7 @@ class PackedLane(Lane):
         if signature.batched:
             self.batch_rows = max(1, min(batch_size, MAX_BATCH_BYTES // row_total))
         self.known_outputs = _known_outputs(signature, self.batch_rows, MAX_BOUND_OUTPUT_BYTES)
+        self.outputs_in_place = False if self.known_outputs is None else None
         self.bound_output_bytes = sum(self.known_outputs.row_bytes if self.known_outputs else ())
         self.row_memory = row_total + self.bound_output_bytes
         self.room = self.batch_rows
@@ -368,7 +389,7 @@ class PackedLane(Lane):
         return batch
 
     def _make_outputs(self, batch: Batch) -> None:
-        if self.known_outputs is not None:
+        if self.known_outputs is not None and self.outputs_in_place is not False:
             batch.outputs = [
                 self._allocate((batch.room, *shape), tensor.datatype.numpy)
                 for tensor, shape in zip(self.signature.outputs, self.known_outputs.row_shapes, strict=True)
@@ -387,7 +408,7 @@ class PackedLane(Lane):
         )
 
     def outputs(self, batch: Batch, first: int, rows: int) -> list[npt.NDArray[Any]]:
-        """The buffers that such a run may write its outputs to; none where the outputs are not known beforehand."""
+        """The buffers that such a run may write its outputs to; none where none does (``outputs_in_place``)."""
         part = self._part(first, rows)
         return [array[part] for array in batch.outputs]
 
@@ -420,14 +441,14 @@ def _known_outputs(signature: Signature, rows: int, most_bytes: int) -> Outputs 
     return Outputs((), row_bytes, tuple(tensor.graph_shape for tensor in tensors))
 
 
-class GatheredLane(Lane):
+class GatheredLane(_OutputsInPlace):
     """A lane whose batches are lists of arrays, concatenated before a run. BYTES come as StringRows.
 
     Args:
         lends: as of ``PackedLane``.
 
     Attributes:
-        known_outputs: as of ``PackedLane``.
+        known_outputs, outputs_in_place: as of ``PackedLane``.
         lends_strings: whether its one input is BYTES, which may be run where they were received.
     """
 
@@ -436,6 +457,7 @@ class GatheredLane(Lane):
     def __init__(self, signature: Signature, row_shapes: RowShapes, batch_size: int, *, lends: bool = False) -> None:
         super().__init__(signature, row_shapes, batch_size)
         self.known_outputs = _known_outputs(signature, self.batch_rows, MAX_KEPT_OUTPUT_BYTES)
+        self.outputs_in_place = False if self.known_outputs is None else None
         self.lends_strings = lends and len(row_shapes) == 1 and not signature.inputs[row_shapes[0][0]].datatype.size
 
     def new_batch(self, ports: int, room: int) -> Batch:

@@ -46,6 +46,7 @@ class DeviceLane(GatheredLane):
         super().__init__(signature, row_shapes, batch_size)
         self.key = (*row_shapes, rows)
         self.batch_rows = self.room = rows
+        self.outputs_in_place = None  # where they are wanted, they are wanted on the GPU
 
 
 class DevicePort(Submitter):

@@ -67,7 +67,7 @@ class Outputs:
             output shapes are known beforehand, so that values derived from it can be found by identity.
         missing: indices of outputs that a request has asked for and that the model did not give; of a response of a
             decoupled version all that it does not have.
-        fixed: whether every run of the lane has outputs of these row shapes.
+        fixed: whether they have the row shapes that are known of the lane beforehand, as other runs' have that say so.
         in_arrays: whether bytes in ``data`` are still in arrays of uint8, as executors leave large outputs.
         parameters: that the model has given its response, for the client; None for none, as nearly always.
         forms: by index, of outputs of another datatype than the signature's, or whose first dimension is not that of

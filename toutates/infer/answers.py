@@ -104,6 +104,7 @@ class Answers:
         data = outputs.data
         row_bytes = outputs.row_bytes
         row_shapes = outputs.row_shapes
+        fixed = outputs.fixed
         pending = iter(result.pending)
         while True:
             try:
@@ -117,7 +118,7 @@ class Answers:
                         rows = plan.rows
                     else:
                         template = plan.fixed_template
-                        if template is None:
+                        if template is None or not fixed:
                             template = plan.template if plan.shapes == row_shapes else plan.template_for(outputs)
                         if template is None:
                             if not self._write((call, plan, id_field, arrival), outputs, first, rows):

@@ -14,14 +14,16 @@ import numpy.testing as npt
 import onnx
 import onnxruntime
 import pytest
+from onnx import TensorProto, helper
 
 from tests.engine.support import DOUBLE, DOUBLE_LENGTHS, Rig, gather, wait_until
 from tests.threads import threads_by_id
-from toutates.backends.onnx import opening
+from toutates.backends.onnx import device_runs, opening
 from toutates.backends.onnx import session as session_module
 from toutates.backends.onnx.opening import SessionOptions, load_session, provider_problem
 from toutates.backends.onnx.session import ModelSession
 from toutates.backends.onnx.shared_arena import TINY_MODEL
+from toutates.engine.on_device import DeviceLane, DeviceRows
 from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.signature import Signature, TensorSpec
 from toutates.system.errors import ModelLoadError
@@ -283,3 +285,34 @@ def test_a_session_says_whose_memory_it_may_bind(
     monkeypatch.setattr(session, "get_providers", lambda: [provider, "CPUExecutionProvider"])
     monkeypatch.setattr(session, "get_provider_options", lambda: {provider: options})
     assert model.device == device
+
+
+@pytest.mark.parametrize("outputs", ["y", "yx"], ids=["all are written", "one is the input"])
+def test_what_a_gpu_is_to_write_comes_to_the_host_where_the_run_does_not_write_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outputs: str
+) -> None:
+    tensors = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4]) for name in "xy"}
+    node = helper.make_node("Neg", ["x"], ["y"])
+    graph = helper.make_graph([node], "g", [tensors["x"]], [tensors[name] for name in outputs])
+    path = tmp_path / "model.onnx"
+    path.write_bytes(helper.make_model(graph, ir_version=8).SerializeToString())
+    specs = {name: TensorSpec(name, BY_NAME["FP32"], (4,)) for name in "xy"}
+    signature = Signature((specs["x"],), tuple(specs[name] for name in outputs), batched=True)
+    model = ModelSession(load_session(path, SessionOptions()), signature, "m")
+    # The host's memory stands for that of a GPU.
+    monkeypatch.setattr(device_runs, "GPU_MEMORY", "cpu")
+    monkeypatch.setattr(ModelSession, "device", 0)
+    model.on_cpu = False
+    lane = DeviceLane(signature, ((0, (4,)),), 8, 2)
+    for _ in range(2):
+        x = np.random.default_rng(0).random((2, 4), np.float32)
+        places = [np.full((2, 4), 77, np.float32) for _ in outputs]
+        wanted = {index: (place.ctypes.data, place.nbytes) for index, place in enumerate(places)}
+        batch = lane.new_batch(1, 2)
+        batch.rows, batch.pieces = 2, [(0, 2, [DeviceRows({0: x.ctypes.data}, wanted)])]  # type: ignore[list-item]
+        found = model.run(batch, 0, 2)
+        if outputs == "y":
+            npt.assert_array_equal(places[0], -x)
+            assert found.data == (b"",)
+        else:
+            assert found.data == ((-x).tobytes(), x.tobytes())

@@ -12,6 +12,7 @@ from typing import Final
 from toutates.backends.batches import batches_of
 from toutates.backends.onnx.inspection import inspect_graph
 from toutates.backends.onnx.opening import SessionOptions, load_session
+from toutates.backends.onnx.operators import read_operators
 from toutates.backends.onnx.pinned import PinnedMemory, find_cuda_runtime
 from toutates.backends.onnx.preparing import CheckedGraph, check_graph, explained, prepare
 from toutates.backends.onnx.provider_names import CPU, Provider
@@ -129,6 +130,7 @@ class OnnxKind:
             files.check()
         profile_batches = (profiling.stop_after_batches or _NEVER_STOP) if profiling is not None else None
         in_time = checked.padding is not None and settings.session.memory_arena and not shrinkage
+        has_subgraphs = read_operators(model_path).has_subgraphs
         ragged = checked.padding if isinstance(checked.padding, Ragged) else None
         sessions = [
             ModelSession(
@@ -140,6 +142,7 @@ class OnnxKind:
                 arena_shrinkage=shrinkage,
                 shrinks_in_time=in_time,
                 shares_arena=shares_arena,
+                has_subgraphs=has_subgraphs,
             )
             for number, session in enumerate((first, *others))
         ]

@@ -2,37 +2,40 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import logging
 import os
-import re
 import time
-from collections.abc import Mapping, Sequence
-from math import prod
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
 from toutates.backends.onnx import string_tensors
+from toutates.backends.onnx.device_runs import bind_on_device, device_of, placed_outputs
+from toutates.backends.onnx.failures import execution_failure, is_of_shape
 from toutates.backends.onnx.opening import MAX_REASON
-from toutates.backends.onnx.provider_names import CPU, ON_DEVICES
+from toutates.backends.onnx.provider_names import CPU
 from toutates.backends.onnx.shared_arena import SHRINK_ENTRY, give_back_shared_arena
-from toutates.backends.onnx.string_tensors import BlankStrings, read_strings
+from toutates.backends.onnx.string_tensors import BlankStrings
+from toutates.backends.onnx.values import as_array, as_ort_value, as_texts, encoded
 from toutates.engine.lane import Batch, GatheredLane, PackedLane
 from toutates.engine.on_device import DeviceLane
 from toutates.engine.packing import OutputArray, OutputPacker
 from toutates.engine.result import Outputs
 from toutates.protocol.signature import Signature
-from toutates.protocol.strings import MANY_ELEMENTS, EncodedStrings, StringTensor
-from toutates.system.errors import ExecutionFailed, InvalidRequest
+from toutates.protocol.strings import MANY_ELEMENTS, StringTensor
+from toutates.system.errors import ExecutionFailed
 from toutates.system.text import one_line
 
-__all__ = ["ModelSession", "execution_failure"]
+__all__ = ["ModelSession"]
 
 logger = logging.getLogger(__name__)
+
+A = TypeVar("A", bound=OutputArray | None)
+R = TypeVar("R")
 
 #: One input of a run.
 InputArray = npt.NDArray[Any] | StringTensor
@@ -40,13 +43,6 @@ InputArray = npt.NDArray[Any] | StringTensor
 #: outputs that are bound.
 StringBinding = tuple[onnxruntime.IOBinding, dict[int, BlankStrings], list[npt.NDArray[Any]]]
 
-#: ONNX Runtime's name of the memory of GPUs.
-GPU_MEMORY: Final = "cuda"
-#: Options of CUDA's provider and of TensorRT's to record runs.
-_GRAPH_OPTIONS: Final = ("enable_cuda_graph", "trt_cuda_graph_enable")
-#: Element types of ONNX.
-_STRING: Final = 8
-_BFLOAT16: Final = 16
 #: Bindings of string inputs that a session keeps; beyond it the oldest goes. One is at most 128 KiB.
 MAX_STRING_BINDINGS: Final = 16
 #: Bindings that each executor keeps per batch; beyond it the oldest goes. One is about 2 KiB.
@@ -56,22 +52,12 @@ MAX_BINDINGS: Final = 64
 _SHRINK_NS: Final = 1_000_000_000
 
 
-@functools.cache
+@cache
 def _shrinking(devices: str) -> onnxruntime.RunOptions:
     """Options of a run after which the arenas of these devices give memory back. Nobody changes them."""
     options = onnxruntime.RunOptions()
     options.add_run_config_entry(SHRINK_ENTRY, devices)
     return options
-
-
-_ERROR_CODE = re.compile(r"\[ONNXRuntimeError\] : (\d+)")
-
-
-def execution_failure(error: Exception) -> ExecutionFailed:
-    """ONNX Runtime's exception in Triton's words: ``onnx runtime error N: <text>``."""
-    text = one_line(error, MAX_REASON).removeprefix("Error in execution: ")  # which the Python interface adds
-    match = _ERROR_CODE.search(text)
-    return ExecutionFailed(f"onnx runtime error {match[1] if match else 1}: {text}")
 
 
 class ModelSession:
@@ -88,6 +74,8 @@ class ModelSession:
         shrinks_in_time: whether the arena of the CPU gives memory back after a run once a second, for models whose
             runs differ in size.
         shares_arena: whether it uses the arena of all small models.
+        has_subgraphs: whether an operator of the graph has a graph of its own, so that one run may write to other
+            places than the next.
     """
 
     def __init__(
@@ -101,12 +89,14 @@ class ModelSession:
         arena_shrinkage: str = "",
         shrinks_in_time: bool = False,
         shares_arena: bool = False,
+        has_subgraphs: bool = False,
     ) -> None:
         self.session = session
         self.signature = signature
         self.model = model
         self._number = number
         self._shares_arena = shares_arena
+        self._has_subgraphs = has_subgraphs
         self._packer = OutputPacker(signature, model)
         self._profile_batches_left = profile_batches
         #: when ONNX Runtime last began and ended a run, monotonic nanoseconds
@@ -130,13 +120,14 @@ class ModelSession:
         self._given_back_ns = time.monotonic_ns()
         self._output_names = [tensor.name for tensor in signature.outputs]
         inputs = {tensor.name for tensor in signature.inputs}
-        #: outputs that are inputs: ONNX Runtime returns the very memory that is bound
+        #: outputs that are inputs, where ONNX Runtime does not allocate them: it returns the very memory that went in
         self._returned = frozenset(index for index, name in enumerate(self._output_names) if name in inputs)
         #: whether BYTES are bytes; else they go in and out as str, which is UTF-8
         self._lends_strings = (
             any(not tensor.datatype.size for tensor in (*signature.inputs, *signature.outputs))
             and string_tensors.usable()
         )
+        self._as_array = partial(as_array, reads_strings=self._lends_strings)
         self._string_bindings: dict[object, StringBinding] = {}
         # run() has no NumPy type for BF16, so its tensors go in and out as OrtValues.
         self._needs_ort_values = any(
@@ -156,27 +147,66 @@ class ModelSession:
         if not self.on_cpu or not isinstance(lane, PackedLane):
             if isinstance(lane, DeviceLane):
                 return self._run_on_device(lane, batch, rows)
-            if self.on_cpu and self._lends_strings and isinstance(lane, GatheredLane):
-                known = lane.known_outputs
-                if known is not None and rows:
-                    return self._run_strings(lane.inputs(batch, first, rows), rows, known)
+            if isinstance(lane, GatheredLane) and self._may_bind_strings(lane, rows):
+                return self._run_strings(lane, batch, first, rows)
             return self._packer.pack(self.run_raw(batch, first, rows), rows)
+        key = (self._number, rows)
         if rows != batch.rows:
             binding = self._bind(lane, batch, first, rows)
         else:
-            key = (self._number, rows)
             kept = batch.bindings.get(key)
             if kept is None:
                 if len(batch.bindings) >= MAX_BINDINGS:
                     del batch.bindings[next(iter(batch.bindings))]
                 kept = batch.bindings[key] = self._bind(lane, batch, first, rows)
             binding = kept
-        if lane.known_outputs is None:
+        in_place = lane.outputs_in_place
+        if in_place is False:
             outputs = self._packer.pack(self.run_bound_dynamic(binding), rows)
             self._has_grown |= outputs.in_arrays
             return outputs
-        self.run_bound(binding)
+        try:
+            self.run_bound(binding)
+            own = None if in_place else self._own_outputs(lane, binding, lane.outputs(batch, first, rows))
+        except ExecutionFailed as error:
+            batch.bindings.pop(key, None)
+            own = self._run_otherwise(lane, binding, error)
+        if own is not None:
+            batch.bindings.pop(key, None)  # its outputs are not the batch's any more
+            outputs = self._packer.pack(own, rows)
+            self._has_grown |= outputs.in_arrays
+            return outputs
         return lane.take_outputs(batch, first, rows)
+
+    def _own_outputs(
+        self, lane: PackedLane | GatheredLane, binding: onnxruntime.IOBinding, buffers: Sequence[npt.NDArray[Any]]
+    ) -> list[OutputArray] | None:
+        """Look where a run has left its bound outputs: None if they are in their buffers, else all of them, copied.
+
+        An output that is an input of the graph is not written, for one: the run's value is the input. The buffer then
+        holds what somebody else's run has left there, and no byte of it may go out.
+        """
+        values = binding.get_outputs()
+        places = [buffer.__array_interface__["data"][0] for buffer in buffers]
+        if [value.data_ptr() for value in values] == places:
+            if not self._has_subgraphs:
+                lane.note_places(in_place=True)
+            return None
+        lane.note_places(in_place=False)
+        return [np.array(self._as_array(value)) for value in values]
+
+    def _run_otherwise(
+        self, lane: PackedLane | GatheredLane, binding: onnxruntime.IOBinding, error: ExecutionFailed
+    ) -> list[OutputArray]:
+        """Run anew what has failed because an output has another shape than its buffer.
+
+        Raises:
+            ExecutionFailed: ``error``, where that was not the reason, or what the run fails with now.
+        """
+        if not is_of_shape(error):
+            raise error
+        lane.note_places(in_place=False)
+        return self.run_bound_dynamic(binding)
 
     def run_raw(self, batch: Batch, first: int, rows: int) -> list[OutputArray]:
         """Run some rows of a batch on arrays that are made now; the outputs come as they are.
@@ -190,17 +220,8 @@ class ModelSession:
 
     @property
     def device(self) -> int | None:
-        """Number of the GPU that its runs are on and may bind memory of; None for the CPU.
-
-        Runs that were recorded as a CUDA graph use the memory that they were recorded with, so they may not.
-        """
-        provider = self.session.get_providers()[0]
-        if provider not in ON_DEVICES:
-            return None
-        options = self.session.get_provider_options()[provider]
-        if any(options.get(name, "0").lower() in ("1", "true") for name in _GRAPH_OPTIONS):
-            return None
-        return int(options["device_id"])
+        """See ``device_of``."""
+        return device_of(self.session)
 
     def _run_on_device(self, lane: DeviceLane, batch: Batch, rows: int) -> Outputs:
         """Run a request whose rows a GPU has. Its outputs go where they are wanted on the GPU, or to the host.
@@ -209,31 +230,29 @@ class ModelSession:
             ExecutionFailed: with ONNX Runtime's reason.
         """
         given: Any = batch.pieces[0][2][0]
-        signature, device = self.signature, self.device or 0
-        lead = (rows,) if signature.batched else ()
+        in_place = lane.outputs_in_place
+        placed = {} if in_place is False else placed_outputs(self.signature, given.outputs, rows)
         binding = self.session.io_binding()
-        for index, row_shape in lane.row_shapes:
-            tensor = signature.inputs[index]
-            shape, address = (*lead, *row_shape), given.inputs[index]
-            binding.bind_input(tensor.name, GPU_MEMORY, device, tensor.datatype.onnx_type, shape, address)
-        placed: dict[int, tuple[int, ...]] = {}
-        for index, tensor in enumerate(signature.outputs):
-            address, room = given.outputs.get(index, (0, -1))
-            row_shape = tensor.graph_shape
-            # No shape at all may be a scalar's, or a rank that the graph leaves open.
-            is_known = -1 not in row_shape and bool(lead or row_shape)
-            if is_known and 0 < rows * prod(row_shape) * tensor.datatype.size <= room:
-                placed[index] = row_shape
-                shape = (*lead, *row_shape)
-                binding.bind_output(tensor.name, GPU_MEMORY, device, tensor.datatype.onnx_type, shape, address)
-            else:
-                binding.bind_output(tensor.name, "cpu")
-        self.run_bound(binding)
-        binding.synchronize_outputs()  # another process reads them
-        arrays = [
-            None if index in placed else self._as_array(value) for index, value in enumerate(binding.get_outputs())
-        ]
-        return self._packer.pack(arrays, rows, elsewhere=placed)
+        bind_on_device(binding, self.signature, self.device or 0, lane.row_shapes, rows, given, placed)
+        is_placed = True
+        try:
+            self.run_bound(binding)
+        except ExecutionFailed as error:
+            is_placed = not (placed and is_of_shape(error))
+            if is_placed:
+                raise
+        else:
+            binding.synchronize_outputs()  # another process reads them
+            values = binding.get_outputs()
+            if not in_place and placed:
+                is_placed = all(values[index].data_ptr() == given.outputs[index][0] for index in placed)
+        if not is_placed:
+            lane.note_places(in_place=False)  # as in ``_own_outputs``; so this run's come to the host, and all others'
+            return self._run_on_device(lane, batch, rows)
+        if in_place is None and placed and not self._has_subgraphs:
+            lane.note_places(in_place=True)
+        arrays = [None if index in placed else self._as_array(value) for index, value in enumerate(values)]
+        return self._packer.pack(self._not_the_inputs(arrays), rows, elsewhere=placed)
 
     def _shrink_in_time(self) -> None:
         """Have the next run give memory back if none has for a while: after each run it would cost a tenth of it."""
@@ -300,13 +319,17 @@ class ModelSession:
             binding.bind_output(name, "cpu")
         try:
             self.run_bound(binding)
-            arrays = [self._as_array(value) for value in binding.get_outputs()]
-            for index in self._returned:
-                array = arrays[index]
-                arrays[index] = array.copy() if isinstance(array, np.ndarray) else array
-            return arrays
+            return self._not_the_inputs([self._as_array(value) for value in binding.get_outputs()])
         finally:
             binding.clear_binding_outputs()
+
+    def _not_the_inputs(self, arrays: list[A]) -> list[A]:
+        """Copy those outputs that lie in the memory of inputs, which is written to again."""
+        for index in self._returned:
+            array = arrays[index]
+            if isinstance(array, np.ndarray):
+                arrays[index] = array.copy()
+        return arrays
 
     def run_arrays(self, inputs: Mapping[int, InputArray]) -> list[OutputArray]:
         """Run on arrays, and on StringTensors for BYTES, which cannot be bound beforehand.
@@ -316,10 +339,10 @@ class ModelSession:
             InvalidRequest: BYTES are not UTF-8, where this ONNX Runtime takes nothing else.
         """
         if self._lends_strings:
-            return self._run_lending(inputs)
+            return self._run_lending(inputs, 0, lambda binding, _: self.run_bound_dynamic(binding))
         tensors = self.signature.inputs
         arrays = {
-            index: _as_texts(array, tensors[index].name, self.model) if isinstance(array, StringTensor) else array
+            index: as_texts(array, tensors[index].name, self.model) if isinstance(array, StringTensor) else array
             for index, array in inputs.items()
         }
         self.started_ns = time.monotonic_ns()
@@ -327,11 +350,11 @@ class ModelSession:
             if not self._needs_ort_values:
                 feed = {tensors[index].name: array for index, array in arrays.items()}
                 outputs = self.session.run(self._output_names, feed, self._run_options)
-                results = [_encoded(np.asarray(output)) for output in outputs]
+                results = [encoded(np.asarray(output)) for output in outputs]
             else:
-                feeds = {tensors[index].name: _as_ort_value(array, tensors[index]) for index, array in arrays.items()}
+                feeds = {tensors[index].name: as_ort_value(array, tensors[index]) for index, array in arrays.items()}
                 values = self.session.run_with_ort_values(self._output_names, feeds, self._run_options)
-                results = [self._as_array(value) for value in values]
+                results = self._not_the_inputs([self._as_array(value) for value in values])
         except Exception as error:
             raise execution_failure(error) from error
         finally:
@@ -340,20 +363,44 @@ class ModelSession:
             self._count_profiled_batch()
         return results
 
-    def _run_strings(self, inputs: Mapping[int, InputArray], rows: int, known: Outputs) -> Outputs:
+    def _run_strings(self, lane: GatheredLane, batch: Batch, first: int, rows: int) -> Outputs:
         """Run rows with BYTES where the outputs have a known form, into buffers that stay bound."""
         if self._sometimes is not None:
             self._shrink_in_time()
-        arrays = self._run_lending(inputs, rows)
-        return Outputs(tuple([array.tobytes() for array in arrays]), known.row_bytes, known.row_shapes, fixed=True)
+        return self._run_lending(lane.inputs(batch, first, rows), rows, partial(self._run_known, lane, rows))
 
-    def _run_lending(self, inputs: Mapping[int, InputArray], rows: int = 0) -> list[Any]:
-        """``run_arrays`` where string tensors can hold any bytes: through a binding, which is kept if it is small.
+    def _may_bind_strings(self, lane: GatheredLane, rows: int) -> bool:
+        return self._lends_strings and lane.outputs_in_place is not False and rows > 0 and self.on_cpu
+
+    def _run_known(
+        self, lane: GatheredLane, rows: int, binding: onnxruntime.IOBinding, buffers: list[npt.NDArray[Any]]
+    ) -> Outputs:
+        """Run rows into buffers that are bound."""
+        try:
+            self.run_bound(binding)
+            own = None if lane.outputs_in_place else self._own_outputs(lane, binding, buffers)
+        except ExecutionFailed as error:
+            self._string_bindings.clear()
+            own = self._run_otherwise(lane, binding, error)
+        if own is not None:
+            self._string_bindings.clear()  # the outputs of this one are not bound any more
+            return self._packer.pack(own, rows)
+        known = lane.known_outputs
+        assert known is not None
+        return Outputs(tuple([array.tobytes() for array in buffers]), known.row_bytes, known.row_shapes, fixed=True)
+
+    def _run_lending(
+        self,
+        inputs: Mapping[int, InputArray],
+        rows: int,
+        run: Callable[[onnxruntime.IOBinding, list[npt.NDArray[Any]]], R],
+    ) -> R:
+        """Run where string tensors can hold any bytes: through a binding, which is kept if it is small.
 
         Args:
             inputs: as of ``run_arrays``.
-            rows: how many, where the outputs have a known form: then they are in buffers that the next run writes to.
-                0 leaves them to ONNX Runtime.
+            rows: how many, where the outputs are to be in buffers that the next run writes to; else 0.
+            run: is given the binding, and the buffers that are bound.
         """
         strings = {index: tensor for index, tensor in inputs.items() if isinstance(tensor, StringTensor)}
         key = (rows, *inputs, *[tensor.shape for tensor in strings.values()])
@@ -368,11 +415,8 @@ class ModelSession:
         try:
             for index, lent in strings.items():
                 blanks[index].lend(lent)
-            if outputs:
-                self.run_bound(binding)
-                return outputs
             # An output may be the very tensor that went in; so outputs are read before the bytes are taken back.
-            return self.run_bound_dynamic(binding)
+            return run(binding, outputs)
         finally:
             for blank in blanks.values():
                 blank.take_back()
@@ -391,19 +435,6 @@ class ModelSession:
                 del self._string_bindings[next(iter(self._string_bindings))]
             self._string_bindings[key] = binding, blanks, outputs
         return binding, blanks, outputs
-
-    def _as_array(self, value: onnxruntime.OrtValue) -> OutputArray:
-        """An OrtValue in CPU memory as an array, BF16 as the uint16 of the same bits, BYTES encoded."""
-        element = value.element_type()
-        if element == _STRING:
-            return read_strings(value) if self._lends_strings else _encoded(value.numpy())
-        if element != _BFLOAT16:
-            return np.asarray(value.numpy())
-        shape = value.shape()
-        count = int(np.prod(shape, dtype=np.int64))
-        if count == 0:
-            return np.empty(shape, np.uint16)
-        return np.array((ctypes.c_uint16 * count).from_address(value.data_ptr()), np.uint16).reshape(shape)
 
     def _count_profiled_batch(self) -> None:
         assert self._profile_batches_left is not None
@@ -429,34 +460,3 @@ def _problem_of_profile(path: str) -> str:
     with open(path, "rb") as file:
         file.seek(max(file.seek(0, os.SEEK_END) - 2, 0))
         return "" if file.read() == b"]\n" else f"'{path}' is cut short"
-
-
-def _as_ort_value(array: npt.NDArray[Any], tensor: Any) -> onnxruntime.OrtValue:
-    if tensor.datatype.name == "BF16":
-        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, tensor.datatype.onnx_type)
-    return onnxruntime.OrtValue.ortvalue_from_numpy(array)
-
-
-def _as_texts(strings: StringTensor, tensor: str, model: str) -> npt.NDArray[np.object_]:
-    """BYTES as ``str``, the only strings that ONNX Runtime's Python interface takes.
-
-    Raises:
-        InvalidRequest: an element is not UTF-8.
-    """
-    texts: list[str] = []
-    try:
-        for element in strings.elements():
-            texts.append(element.decode())  # noqa: PERF401 - the error names the element by how far this came
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(
-            f"string element {len(texts)} of inference input '{tensor}' for model '{model}' is not valid UTF-8 "
-            f"({error.reason} at byte {error.start}); this server's ONNX Runtime takes no other strings"
-        ) from error
-    return np.array(texts, np.object_).reshape(strings.shape)
-
-
-def _encoded(array: npt.NDArray[Any]) -> OutputArray:
-    """Encoded strings for an array of texts; any other array as it is."""
-    if not array.dtype.hasobject:
-        return array
-    return EncodedStrings.of([text.encode() for text in array.ravel().tolist()], array.shape)

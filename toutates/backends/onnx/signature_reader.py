@@ -83,7 +83,8 @@ def read_signature(
     """
     initializers = {tensor.name for tensor in declared.inputs} if declared is not None else settings.input_shapes
     inputs = _read_inputs(session, initializers)
-    outputs = [_read_tensor(arg, "output") for arg in session.get_outputs()]
+    # Of an output that a graph lists twice, ONNX Runtime has one value.
+    outputs = [_read_tensor(arg, "output") for arg in {arg.name: arg for arg in session.get_outputs()}.values()]
     if settings.ragged is not None:
         keys = RaggedKeys() if declared is None else PBTXT_RAGGED_KEYS
         inputs, outputs = seen_by_clients(inputs, outputs, settings.ragged, source, keys)

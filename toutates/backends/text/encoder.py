@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
+from toutates.backends.onnx.failures import execution_failure
 from toutates.backends.onnx.provider_names import CPU
-from toutates.backends.onnx.session import execution_failure
 from toutates.backends.text.folder import TextFolder
 from toutates.backends.text.interface import Float32, Task, VectorForm
 from toutates.backends.text.steps import Dense, Features, LayerNorm
