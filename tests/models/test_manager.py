@@ -824,6 +824,31 @@ def test_warm_up_runs_one_row_and_a_whole_batch_in_every_session(
     assert runs in (expected, [(1, 4), *expected])
 
 
+@pytest.mark.parametrize(("repeating_ns", "samples", "expected"), [(2**62, 1, 1_000), (0, 3, 6), (2**62, 600, 1_000)])
+def test_warm_up_is_bounded_and_says_so(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    repeating_ns: int,
+    samples: int,
+    expected: int,
+) -> None:
+    runs: list[int] = []
+    really_run = ModelSession.run_arrays
+
+    def run(self: ModelSession, inputs: Any) -> Any:
+        runs.append(0)
+        return really_run(self, inputs)
+
+    monkeypatch.setattr(ModelSession, "run_arrays", run)
+    monkeypatch.setattr(warming_module, "MAX_REPEATING_NS", repeating_ns)
+    sample = "  - {name: a, count: 1000000, inputs: {x: {datatype: FP32, shape: [4], data: zero}}}\n"
+    put(tmp_path, "m", config=CONFIG.format(2) + "session:\n  intra_threads: 2\nwarmup:\n" + samples * sample)
+    load(tmp_path)
+    assert len(runs) == expected
+    assert f"model 'm': {expected} of {2_000_000 * samples} warm-up runs were made" in caplog.text
+
+
 def test_changes_of_one_model_wait_for_each_other_and_for_what_the_last_one_replaced(tmp_path: Path) -> None:
     for name in ("m", "other"):
         put(tmp_path, name)

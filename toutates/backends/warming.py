@@ -9,6 +9,7 @@ fails on them is served nevertheless.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from toutates.engine.lane import MAX_BATCH_BYTES
-from toutates.models.config.settings import ModelSettings
+from toutates.models.config.settings import ModelSettings, WarmupSample
 from toutates.models.config.warmup import warmup_arrays
 from toutates.models.idle_cores import SLOW_RUN_NS
 from toutates.protocol.signature import Signature
@@ -31,6 +32,10 @@ logger = logging.getLogger(__name__)
 
 #: A run that takes longer than this, in nanoseconds, is not repeated to measure it.
 LONG_RUN_NS: Final = 1_000_000_000
+#: Runs of the samples of a version, over all its sessions, and how long samples are repeated, nanoseconds: a load
+#: occupies a thread that others wait for, and somebody who may load models shall not occupy it for ever.
+MAX_RUNS: Final = 1_000
+MAX_REPEATING_NS: Final = 10_000_000_000
 #: A model is small whose first run takes less than this, nanoseconds.
 _SMALL_RUN_NS: Final = 1_000_000
 
@@ -76,16 +81,7 @@ def warm_up(
         ModelLoadError: a sample failed.
         ConfigurationError: a sample's file cannot be used.
     """
-    times: list[int] = []
-    for sample in settings.warmup:
-        arrays = warmup_arrays(sample, signature, model, model_dir)
-        for session in sessions:
-            try:
-                for _ in range(sample.count):
-                    session.run_arrays(arrays)
-                    times.append((session.ended_ns - session.started_ns) // sample.batch_size)
-            except RequestError as error:
-                raise ModelLoadError(f"failed to run warmup sample '{sample.name}': {error}") from error
+    times = _run_samples(sessions, settings.warmup, signature, model, model_dir)
     # A profile is to show the clients' batches only.
     if not settings.warmup and settings.profiling is None:
         row_ns = time_row(sessions[0], signature)
@@ -102,6 +98,43 @@ def warm_up(
                     logger.debug("model '%s' does not run on %d rows of zeros: %s", model, rows, error)
 
     return min(filter(None, times), default=0)
+
+
+def _run_samples(
+    sessions: Sequence[Runner], samples: Sequence[WarmupSample], signature: Signature, model: str, model_dir: Path
+) -> list[int]:
+    """Run samples as often as they ask for, within MAX_RUNS and MAX_REPEATING_NS; returns nanoseconds of a row of each.
+
+    Each sample is run once by each session, however long that takes, because a first run of a shape may be the one that
+    counts; but the time that has passed since the beginning is left for no second one.
+    """
+    times: list[int] = []
+    until_ns = time.monotonic_ns() + MAX_REPEATING_NS
+    wanted = sum(sample.count for sample in samples) * len(sessions)
+    for sample in samples:
+        if len(times) >= MAX_RUNS:
+            break
+        arrays = warmup_arrays(sample, signature, model, model_dir)
+        for session in sessions:
+            try:
+                for number in range(sample.count):
+                    if len(times) >= MAX_RUNS or (number and time.monotonic_ns() >= until_ns):
+                        break
+                    session.run_arrays(arrays)
+                    times.append((session.ended_ns - session.started_ns) // sample.batch_size)
+            except RequestError as error:
+                raise ModelLoadError(f"failed to run warmup sample '{sample.name}': {error}") from error
+    if len(times) < wanted:
+        logger.warning(
+            "model '%s': %d of %d warm-up runs were made: %d at most, and no sample is repeated after %.0f s; "
+            "give the samples a smaller count",
+            model,
+            len(times),
+            wanted,
+            MAX_RUNS,
+            MAX_REPEATING_NS / 1e9,
+        )
+    return times
 
 
 def time_row(session: Runner, signature: Signature) -> int:
