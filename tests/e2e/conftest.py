@@ -13,6 +13,7 @@ from tests.e2e.models import build_broken_repository, build_repository
 from tests.e2e.process import ServerProcess, running
 from tests.repositories.services import moto_service, proxy, s3_credentials, s3rver_service
 from toutates.backends.onnx.session import ModelSession
+from toutates.system.poison import VARIABLE
 
 __all__ = ["moto_service", "proxy", "s3_credentials", "s3rver_service"]
 
@@ -59,3 +60,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     runs = Runs(tmp_path_factory.mktemp("runs") / "runs")
     monkeypatch.setattr(ModelSession, "run", waiting_run(runs.path, "slow"))
     return runs
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Servers of tests that measure search no answers for memory that nobody wrote."""
+    with pytest.MonkeyPatch.context() as patch:
+        if item.get_closest_marker("alone") is not None:
+            patch.setenv(VARIABLE, "0")
+        return (yield)

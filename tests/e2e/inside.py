@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from toutates.server import server as server_module
 from toutates.server.options import Options
 from toutates.server.server import Server
 from toutates.system.address import Address
+from toutates.system.poison import VARIABLE, current
 
 __all__ = ["Inside", "serve"]
 
@@ -104,8 +106,10 @@ class Inside:
         wait_until(is_quiet)
 
 
-def serve(repository: Path, visit: Callable[[Inside], None], **options: Any) -> int | None:
+def serve(repository: Path, visit: Callable[[Inside], None], *, finds: bool = False, **options: Any) -> int | None:
     """Run a server in this thread and ``visit`` in another; returns the server's exit code.
+
+    Whether memory that nobody wrote is to be found in its answers, ``finds`` says.
 
     The server is stopped when the visit is over, unless it has ended by itself before.
     """
@@ -136,8 +140,13 @@ def serve(repository: Path, visit: Callable[[Inside], None], **options: Any) -> 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(server_module, "ModelManager", Kept)
+        patch.setenv(VARIABLE, os.environ.get(VARIABLE, "1"))
+        poison = current()
+        before = 0 if poison is None else poison.hits
         try:
             trio.run(main)
         finally:
             gc.unfreeze()  # the server freezes what the collector knows
+        if poison is not None:
+            assert (poison.hits > before) is finds, "whether memory that nobody wrote is in answers"
     return code[0] if code else None

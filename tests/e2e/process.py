@@ -16,6 +16,7 @@ from typing import Final
 
 from tests.e2e.forking import Forked, fork
 from tests.waiting import wait_until
+from toutates.system.poison import FOUND, VARIABLE
 
 __all__ = ["FRESH", "PYTHON", "ServerProcess", "command", "environment", "is_alive", "run", "running", "wait_serving"]
 
@@ -38,8 +39,11 @@ _STOP_SECONDS = 120.0
 
 
 def environment() -> dict[str, str]:
-    """The environment of the server: this checkout, whatever is installed."""
-    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    """The environment of the server: this checkout, whatever is installed, with answers searched for unwritten memory.
+
+    Who sets the variable in the environment of the tests switches that off, by "0", or names the pattern.
+    """
+    return {VARIABLE: "1", **os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
 
 
 def command(*arguments: str) -> list[str]:
@@ -132,6 +136,7 @@ def running(
     port: int = 0,
     *,
     module: Sequence[str] = ("toutates",),
+    finds: bool = False,
 ) -> Iterator[ServerProcess]:
     """A server that has become ready, and ends with the block if it has not ended by then.
 
@@ -142,6 +147,7 @@ def running(
         start: what a new interpreter is told to run, such as FRESH; none forks the server (``forking``).
         port: where it listens; 0 lets the system choose.
         module: what runs in a forked server, and arguments that come before the flags.
+        finds: whether memory that nobody wrote is to be found in its answers. Otherwise that fails the test.
     """
     log_path = folder / "log"
     models = [] if repository is None else ["--model-repository", str(repository)]
@@ -158,6 +164,8 @@ def running(
         if process.poll() is None:
             process.kill()
         process.wait(_STOP_SECONDS)
+    found = FOUND in log_path.read_text(errors="replace")
+    assert found is finds, f"memory that nobody wrote was {'' if found else 'not '}found in answers, see {log_path}"
 
 
 def is_alive(pid: int) -> bool:

@@ -22,6 +22,7 @@ from toutates.engine.open_request import Responses
 from toutates.engine.padded.backend import PaddedBackend
 from toutates.engine.padded.padding import Padding
 from toutates.engine.padded.port import PaddedPort
+from toutates.engine.poisoned import watching
 from toutates.engine.policies.keeper import keep_time, tell_dropped
 from toutates.engine.policies.port import PolicyPort, RaggedPolicyPort
 from toutates.engine.policies.queue import PolicyQueue
@@ -34,6 +35,7 @@ from toutates.engine.statistics import VersionStatistics
 from toutates.engine.submitter import Submitter
 from toutates.engine.supertensor import SuperTensor
 from toutates.protocol.signature import Signature
+from toutates.system.poison import current
 
 __all__ = ["BatchedServable"]
 
@@ -117,6 +119,9 @@ class BatchedServable:
     def port(self, consumer: Consumer) -> Port:
         """See ``Servable``."""
         self.counters.workers.append(consumer.counters)
+        poison = current()
+        if poison is not None:
+            consumer = watching(consumer, self.supertensor.name, self.signature, poison)
         padding = self.supertensor.padding
         if isinstance(self.supertensor, DeadlineSuperTensor):
             return DeadlinePort(self.supertensor, consumer)

@@ -28,6 +28,7 @@ from typing import Final, Protocol
 
 from toutates.engine.dispatcher import LOOK, Deliver, ExecutorHandle
 from toutates.engine.lane import NEVER_DOUBTED, Batch
+from toutates.engine.poisoned import PoisonedBackend
 from toutates.engine.pool import ExecutorPool, PoolShare
 from toutates.engine.result import BatchResult, Outputs, PendingRequest, Separate, Timing
 from toutates.engine.servable import Backend
@@ -36,6 +37,7 @@ from toutates.engine.turns.arbiter import TakesTurns, Turn
 from toutates.system.errors import ExecutionFailed, RequestError, TooLate
 from toutates.system.inline_time import INLINE_TIME
 from toutates.system.logs.limit import LineLimit
+from toutates.system.poison import current
 
 __all__ = ["Executor", "Owner"]
 
@@ -103,7 +105,8 @@ class Executor(ExecutorHandle, TakesTurns):
     ) -> None:
         super().__init__()
         self._supertensor = supertensor
-        self._backend = backend
+        poison = current()
+        self._backend = backend if poison is None else PoisonedBackend(backend, poison)
         self._on_batch = on_batch
         self._limit: LineLimit[str] = LineLimit()
         self.share = PoolShare()

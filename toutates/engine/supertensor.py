@@ -33,6 +33,7 @@ from toutates.engine.lane_table import LaneTable
 from toutates.engine.padded.lanes import PaddedLanes
 from toutates.engine.padded.padding import Padding
 from toutates.engine.padded.queue import PaddedQueue
+from toutates.engine.poisoned import filling
 from toutates.engine.policies.queue import PolicyLanes, PolicyQueue
 from toutates.engine.policies.rules import BatchingRules
 from toutates.engine.ragged.lanes import RaggedLanes
@@ -43,6 +44,7 @@ from toutates.engine.statistics import Occupancy
 from toutates.protocol.signature import Signature
 from toutates.system.errors import InvalidRequest, ModelNotReady, Overloaded
 from toutates.system.inline_time import INLINE_TIME
+from toutates.system.poison import current
 
 __all__ = ["QUICK_NS", "SuperTensor"]
 
@@ -150,6 +152,9 @@ class SuperTensor:
         #: what a lane's runs must take less than, for workers to have batches of their own
         self._own_batch_ns = 0 if delay_ns or max_queue_size else quick_ns
         self._opened = 0
+        poison = current()
+        if poison is not None:
+            self._new_batch = filling(self._new_batch, poison)  # type: ignore[method-assign, assignment]
 
     def lane(self, row_shapes: RowShapes) -> Lane:
         """The lane of these row shapes, made if need be. Not for every request: keep it."""

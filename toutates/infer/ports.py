@@ -9,6 +9,7 @@ from functools import partial
 
 from toutates.engine.counters import WorkerCounters
 from toutates.engine.deadlines.around import Around
+from toutates.engine.poisoned import watching
 from toutates.engine.result import BatchResult, Parameters
 from toutates.engine.servable import Consumer, Port, RequestAbout, SequenceOf
 from toutates.infer.answers import Answers, RequestContext, SequenceContext, is_wanted
@@ -21,6 +22,7 @@ from toutates.infer.traffic.copies import Copies, comparing
 from toutates.models.table import ModelTable, ServedVersion
 from toutates.net import Worker
 from toutates.protocol.sequence_parameters import named
+from toutates.system.poison import current
 
 __all__ = ["Ports"]
 
@@ -167,20 +169,22 @@ class Ports:
         finish_there = finish_here = finish
         if version.has_target:
             finish_there, finish_here = partial(self._finish_after, finish), partial(self._finish_within, finish)
-        return version.servable.port(
-            Consumer(
-                partial(self._finish_soon, finish_there),
-                finish_here,
-                self._worker.at_round_end,
-                is_wanted,
-                counters,
-                self._about,
-                self._may_have_left,
-                _sequence,
-                _parameters,
-                around_ns=self._around.time_ns,
-            )
+        consumer = Consumer(
+            partial(self._finish_soon, finish_there),
+            finish_here,
+            self._worker.at_round_end,
+            is_wanted,
+            counters,
+            self._about,
+            self._may_have_left,
+            _sequence,
+            _parameters,
+            around_ns=self._around.time_ns,
         )
+        poison = current()
+        if poison is not None:
+            consumer = watching(consumer, version.model, version.signature, poison)
+        return version.servable.port(consumer)
 
     # --- what becomes of batches -------------------------------------------------------------------------------------
 

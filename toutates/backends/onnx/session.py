@@ -28,6 +28,7 @@ from toutates.engine.result import Outputs
 from toutates.protocol.signature import Signature
 from toutates.protocol.strings import MANY_ELEMENTS, StringTensor
 from toutates.system.errors import ExecutionFailed
+from toutates.system.poison import Refilled, current
 from toutates.system.text import one_line
 
 __all__ = ["ModelSession"]
@@ -129,6 +130,11 @@ class ModelSession:
         )
         self._as_array = partial(as_array, reads_strings=self._lends_strings)
         self._string_bindings: dict[object, StringBinding] = {}
+        self._allocate = np.empty
+        poison = current()
+        if poison is not None:
+            self._allocate = poison.filling(np.empty)  # type: ignore[assignment]
+            self._string_bindings = Refilled(poison, lambda binding: binding[2])
         # run() has no NumPy type for BF16, so its tensors go in and out as OrtValues.
         self._needs_ort_values = any(
             tensor.datatype.name == "BF16" for tensor in (*signature.inputs, *signature.outputs)
@@ -425,7 +431,7 @@ class ModelSession:
         """A binding whose string inputs are blanks of these shapes, and the outputs buffers for ``rows`` rows."""
         lead = (rows,) if self.signature.batched else ()
         tensors = self.signature.outputs if rows else ()
-        outputs = [np.empty((*lead, *tensor.graph_shape), tensor.datatype.numpy) for tensor in tensors]
+        outputs = [self._allocate((*lead, *tensor.graph_shape), tensor.datatype.numpy) for tensor in tensors]
         binding = self.bind({}, outputs)
         blanks = {index: BlankStrings(tensor.shape) for index, tensor in strings.items()}
         for index, blank in blanks.items():

@@ -20,6 +20,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from toutates.system.poison import current
+
 __all__ = ["Arena"]
 
 _ALIGNMENT: Final = 4_096
@@ -53,6 +55,9 @@ class Arena:
         self._free: list[tuple[int, int]] = [(0, self.size)]
         #: ranges whose arrays are gone: put here by finalizers, which may run anywhere and so take no lock
         self._freed: deque[tuple[int, int]] = deque()
+        poison = current()
+        if poison is not None:
+            self.allocate = poison.filling(self.allocate)  # type: ignore[method-assign]
 
     def allocate(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """An array whose contents are undefined.
