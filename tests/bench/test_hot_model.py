@@ -20,7 +20,7 @@ def test_the_table_has_multiples_of_what_a_model_takes_alone_and_medians_of_roun
     ]
 
 
-@pytest.mark.long
+@pytest.mark.alone  # on a busy machine a cold model may have no answer in time
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="client and server need a core each")
 def test_cold_models_are_answered_beside_a_hot_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seconds", "1", "--json"]) == 0

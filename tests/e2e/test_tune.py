@@ -27,6 +27,7 @@ from tests.waiting import PATIENCE_S
 from toutates.command.main import main
 from toutates.command.tune import running as running_tune
 from toutates.system.errors import ConfigurationError
+from toutates.tune import tuning
 from toutates.tune.space import Space
 from toutates.tune.tuning import Tuning
 
@@ -48,6 +49,12 @@ def model(tmp_path: Path) -> Path:
     onnx.save(mlp().model, folder / "1" / "model.onnx")
     (folder / "1" / "config.yaml").write_text(SINGLE_ROWS)
     return folder
+
+
+@pytest.fixture
+def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How the comparison ends does not matter."""
+    monkeypatch.setattr(tuning, "MOST_BLOCKS", 3)
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -130,6 +137,7 @@ def test_a_model_that_changes_meanwhile_is_left_alone(
 
 @pytest.mark.long
 @pytest.mark.timeout(600)  # some seconds each on an idle machine
+@pytest.mark.usefixtures("few_blocks")
 def test_several_models_are_tuned_together_with_a_bound_for_one_of_them(model: Path, tmp_path: Path) -> None:
     shutil.copytree(model, model.with_name("other"))
     told, output = tmp_path / "t.json", tmp_path / "out"
@@ -150,6 +158,7 @@ def test_several_models_are_tuned_together_with_a_bound_for_one_of_them(model: P
 
 @pytest.mark.long
 @pytest.mark.timeout(600)  # some seconds each on an idle machine
+@pytest.mark.usefixtures("few_blocks")
 def test_a_model_with_padding_is_asked_with_rows_of_different_length(tmp_path: Path) -> None:
     table = np.random.default_rng(1).standard_normal((100, 32)).astype(np.float32)
     graph = helper.make_graph(
@@ -177,6 +186,7 @@ def test_a_model_with_padding_is_asked_with_rows_of_different_length(tmp_path: P
 
 @pytest.mark.long
 @pytest.mark.timeout(600)  # some seconds each on an idle machine
+@pytest.mark.usefixtures("few_blocks")
 def test_members_of_an_ensemble_are_tuned_by_requests_to_it(tmp_path: Path) -> None:
     repository = tmp_path / "images"
     subprocess.run(
@@ -202,6 +212,7 @@ def test_members_of_an_ensemble_are_tuned_by_requests_to_it(tmp_path: Path) -> N
 
 @pytest.mark.long
 @pytest.mark.timeout(600)  # some seconds each on an idle machine
+@pytest.mark.usefixtures("few_blocks")
 def test_impossible_constraints_are_told_with_the_best_that_was_reached(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
