@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help serve serve-images serve-texts serve-tabular serve-embeddings serve-vad models test lint pytest test-long fuzz mutants attacks soak dist test-dist test-backends test-freethreaded proto bench alike clean test-deploy docs test-quickstarts test-gpu test-alone steady
+.PHONY: help serve serve-images serve-texts serve-tabular serve-embeddings serve-vad models test lint pytest test-long fuzz mutants attacks soak dist test-dist test-backends test-freethreaded proto bench alike clean test-deploy docs test-quickstarts test-gpu test-alone steady contract
 .DELETE_ON_ERROR:
 
 help:  ## This list
@@ -102,6 +102,9 @@ lint: $(VENV)/.dev  ## ruff and mypy
 
 pytest: $(VENV)/.dev | .cache/minilm  ## The tests alone (ARGS='-k name')
 	$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
+
+contract: $(VENV)/.dev  ## Write anew what users have (tests/contract/*.txt), after a change of it that is meant
+	$(BIN)/python -m tests.contract.write
 
 # Tests of one file are spread, for most are the attacks of one; each process attacks a server of its own.
 test-long: $(VENV)/.dev  ## The tests that take long by their nature: attacks, a soak, overload, a page open for hours
