@@ -66,28 +66,3 @@ def test_no_two_families_have_one_name_in_openmetrics() -> None:
     # There, the family of a counter has no `_total`, and may so be another metric's.
     names = [Family(spec, ()).openmetrics_name for spec in CATALOGUE.values()]
     assert len(set(names)) == len(names)
-
-
-def test_the_names_of_the_original_and_of_triton_are_all_there() -> None:
-    original = (
-        "inference_requests_total inference_batches_total inference_batch_items inference_client_batch_size "
-        "inference_request_duration_seconds inference_batch_duration_seconds inference_model_execution_seconds "
-        "inference_request_model_proxy_aquired_seconds inference_serialization_done_seconds "
-        "inference_inference_in_queue_seconds inference_exec_start_seconds inference_exec_end_seconds "
-        "inference_output_processed_seconds inference_inflight inference_capacity inference_executors_in_use "
-        "inference_configured_batch_size loaded_models"
-    )
-    triton = (
-        "nv_inference_request_success nv_inference_request_failure nv_inference_count nv_inference_exec_count "
-        "nv_inference_request_duration_us nv_inference_queue_duration_us nv_inference_compute_input_duration_us "
-        "nv_inference_compute_infer_duration_us nv_inference_compute_output_duration_us "
-        "nv_inference_pending_request_count nv_model_load_duration_secs "
-        "nv_cache_num_hits_per_model nv_cache_num_misses_per_model nv_cache_hit_duration_per_model "
-        "nv_cache_miss_duration_per_model nv_cache_util nv_cache_num_entries nv_cache_num_lookups nv_cache_num_hits "
-        "nv_cache_num_misses nv_cache_num_evictions nv_cache_lookup_duration nv_cache_insertion_duration "
-        "nv_cpu_utilization nv_cpu_memory_total_bytes "
-        "nv_cpu_memory_used_bytes nv_gpu_utilization nv_gpu_memory_total_bytes nv_gpu_memory_used_bytes "
-        "nv_gpu_power_usage nv_gpu_power_limit nv_energy_consumption"
-    )
-    theirs = [name for name in CATALOGUE if not name.startswith(("toutates_", "process_"))]
-    assert theirs == [*original.split(), *triton.split()]
