@@ -477,7 +477,7 @@ def test_the_command_prints_one_line_each_and_exits_with_what_it_found(
         "fine 1: batched, SuperTensor 32.0 KiB (32768 bytes, 16 batches of 64)",
         "0 errors, 0 warnings",
     ]
-    (tmp_path / "fine" / "odd").mkdir()
+    (tmp_path / "fine" / "v1").mkdir()
     assert main(["check", str(tmp_path)]) == 0
     assert main(["check", str(tmp_path), "--strict"]) == 1
     add_model(tmp_path, "broken", b"nothing")

@@ -171,6 +171,14 @@ def test_a_directory_that_is_no_version_is_passed_over_with_a_warning(tmp_path: 
     assert f"'{tmp_path}/m/{name}' is passed over" in warning
 
 
+@pytest.mark.parametrize(
+    "name", ["assets", "tokenizer", "variables", "utils", "__pycache__", "vocabulary", "versioning"]
+)
+def test_folders_of_what_a_model_needs_are_no_warning(tmp_path: Path, name: str) -> None:
+    add(tmp_path, "m/1/model.onnx", f"m/{name}/a_file")
+    assert not only_model(tmp_path).warnings
+
+
 def test_the_greatest_version_is_the_greatest_int64(tmp_path: Path) -> None:
     add(tmp_path, f"m/{2**63 - 1}/model.onnx")
     assert only_model(tmp_path).versions[0].number == 2**63 - 1

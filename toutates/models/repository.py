@@ -59,6 +59,7 @@ __all__ = [
     "is_plain_name",
     "is_version",
     "lone_model",
+    "may_be_meant_as_version",
     "not_a_model_name",
     "say_passed_over",
     "scan",
@@ -68,6 +69,9 @@ __all__ = [
 
 #: Triton's own sub-directories of a model
 RESERVED: Final = frozenset({"configs", "initial_state", "warmup"})
+
+#: What people write before the number of a version.
+_BEFORE_NUMBER: Final = re.compile(r"(v|ver|version|release)?[-+._ ]*", re.IGNORECASE)
 
 #: Directories that file systems, network storage and Python put beside models, whatever is in them.
 _NEVER_MODELS: Final = frozenset(
@@ -290,7 +294,7 @@ def scan_model(path: Path, override: TritonConfiguration | None = None) -> Model
     warnings = [
         f"'{path / entry}' is passed over: a version's directory is named by a positive integer without leading zeros"
         for entry in entries
-        if not is_version(entry) and entry not in RESERVED
+        if not is_version(entry) and entry not in RESERVED and (not numbers or may_be_meant_as_version(entry))
     ]
     if not numbers and _is_text_model(path):
         return lone_model(path, name, override)
@@ -398,6 +402,13 @@ def is_version(name: str) -> bool:
     """Whether a directory of this name is a version of its model."""
     # The length is bounded first: int() refuses very long numbers with an error of its own.
     return len(name) <= 19 and _VERSION.fullmatch(name) is not None and int(name) <= _GREATEST_VERSION
+
+
+def may_be_meant_as_version(name: str) -> bool:
+    """Whether a directory of this name, which is no version, may have been meant as one; others are a model's own."""
+    before = _BEFORE_NUMBER.match(name)
+    assert before is not None
+    return name.lower() in ("latest", "current") or name[before.end() : before.end() + 1].isdigit()
 
 
 def version_folder(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import trio
@@ -19,6 +20,8 @@ from toutates.system.text import shown
 __all__ = ["load_model", "unload_model"]
 
 _FILE: Final = "file:"
+#: A path that begins with the model's directory as its root, as users of Triton write it: ``file:/1/model.py``.
+_FROM_ROOT: Final = re.compile(r"/[0-9]+/")
 
 
 async def load_model(control: ModelControl, request: RepositoryModelLoadRequest) -> None:
@@ -67,7 +70,11 @@ def _read_load(request: RepositoryModelLoadRequest) -> tuple[str, str | None, di
             config = parameter.string_param
         elif key.startswith(_FILE):
             _expect(parameter, "bytes_param", f"load parameter '{shown(key)}'")
-            files[key.removeprefix(_FILE)] = parameter.bytes_param
+            path = key.removeprefix(_FILE)
+            path = path[1:] if _FROM_ROOT.match(path) else path
+            if path in files:
+                raise InvalidRequest(f"load parameter '{shown(key)}' names a file that another one names too")
+            files[path] = parameter.bytes_param
         else:
             raise InvalidRequest(f"unrecognized load parameter '{shown(key)}'.")
     return name, config, files

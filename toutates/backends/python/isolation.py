@@ -37,6 +37,21 @@ from toutates.system.memory import available_memory
 __all__ = ["Code", "Processes", "Start", "Threads"]
 
 
+def _where_packages_belong(error: str, python: str) -> str:
+    """What to do about a module that is missing, for the end of an error; "" where none is.
+
+    Args:
+        error: the text of the model's error.
+        python: the interpreter that has to have it.
+    """
+    if "ModuleNotFoundError: " not in error:
+        return ""
+    return (
+        f"\nPackages that a model imports belong into {python}. Modules of the model's own belong beside its model.py, "
+        "or into the model's directory."
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Code:
     """The code of a version.
@@ -154,6 +169,14 @@ class Processes:
                 )
             )
         return found
+
+    def remedy_for(self, error: str) -> str:
+        """What to do about an error of the model's code, for the end of its text; "" where nothing is known."""
+        if self._interpreter.environment:
+            return _where_packages_belong(error, "the environment that its EXECUTION_ENV_PATH names")
+        return _where_packages_belong(
+            error, "the server's Python, or into an environment of the model's own (parameter EXECUTION_ENV_PATH)"
+        )
 
     def done(self) -> None:
         """The version is served: its instances have the processes now."""
@@ -282,6 +305,12 @@ class Threads:
                 )
             )
         return found
+
+    def remedy_for(self, error: str) -> str:
+        """See ``Processes``."""
+        return _where_packages_belong(
+            error, "the server's Python, because it runs in its threads (toutates.isolation 'thread')"
+        )
 
     def done(self) -> None:
         """Nothing is to be ended."""

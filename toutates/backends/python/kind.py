@@ -131,7 +131,7 @@ def _explained(loading: _Loading) -> Iterator[None]:
     except BaseException as error:
         loading.isolation.give_up()
         if isinstance(error, Failed | ProcessEnded | OSError):
-            raise ModelLoadError(str(error)) from error
+            raise ModelLoadError(f"{error}{loading.isolation.remedy_for(str(error))}") from error
         raise
 
 

@@ -21,6 +21,7 @@ from toutates.models.repository import (
     belongs_to_graph,
     found_instead,
     is_version,
+    may_be_meant_as_version,
     not_a_model_name,
 )
 from toutates.models.text_folder import is_text_folder
@@ -86,7 +87,11 @@ class ModelFiles:
         warnings = [
             f"'{self.source}/{entry}/' is passed over: a version is named by a positive integer without leading zeros"
             for entry in entries
-            if not is_version(entry) and entry not in RESERVED and not entry.startswith(".") and not self.is_flat
+            if not is_version(entry)
+            and entry not in RESERVED
+            and not entry.startswith(".")
+            and not self.is_flat
+            and (not numbers or may_be_meant_as_version(entry))
         ]
         chosen = [number for number in numbers if versions is None or number in versions]
         fingerprints = version_fingerprints(self._lines(), chosen)

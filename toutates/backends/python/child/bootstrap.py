@@ -34,8 +34,9 @@ def main() -> None:
     faulthandler.enable()
     from toutates.backends.python.child.worker import serve
 
-    control = socket.socket(fileno=int(sys.argv[1]))
-    serve(control, int(sys.argv[2]))
+    control, memory = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
+    sys.argv[:] = [""]  # as Triton has it: the model's code shall not take our arguments for its own
+    serve(control, memory)
 
 
 if __name__ == "__main__":

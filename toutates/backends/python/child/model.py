@@ -12,8 +12,9 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from toutates.backends.python.child import pb_utils
+from toutates.backends.python.child import c_utils, pb_utils
 from toutates.backends.python.child.errors import TritonModelException
+from toutates.backends.python.child.logger import Logger
 from toutates.backends.python.child.model_config import ModelConfig
 from toutates.backends.python.child.requests import RESCHEDULED_TEXT, InferenceResponse, ReceivedRequest
 from toutates.backends.python.child.tensors import Tensor
@@ -52,6 +53,7 @@ class Model:
             directories: where it finds modules of its own.
         """
         sys.modules["triton_python_backend_utils"] = pb_utils
+        sys.modules["c_python_backend_utils"] = c_utils
         sys.path[:0] = [directory for directory in directories if directory not in sys.path]
         name = f"{version}.{os.path.splitext(os.path.basename(self._path))[0]}"
         spec = importlib.util.spec_from_file_location(name, self._path)
@@ -136,10 +138,11 @@ class Model:
         return again
 
     def _fail(self, senders: Sequence[Any], error: BaseException) -> None:
-        """End what the model has not ended."""
+        """End what the model has not ended. What nobody is told of, because it was raised after that, is logged."""
         text = f"Failed to process the request(s) for model '{self._name}', message: {describe(error)}"
-        for sender in senders:
-            sender.fail(text)
+        told = [sender.fail(text) for sender in senders]
+        if not all(told):
+            Logger.log_error(f"raised after the last response of a request: {describe(error)}")
 
     def _await(self, coroutine: Any, senders: Sequence[Any]) -> None:
         """Run a coroutine beside those of other batches. What it raises ends its requests."""
@@ -194,7 +197,10 @@ class Model:
         except Exception as error:
             text = f"Failed to process the request(s) for model '{self._name}', message: {describe(error)}"
             # What was sent is sent, and nothing else will be.
-            return [text if request.sender is None else request.sender.close() or text for request in requests]
+            sent = [None if request.sender is None else request.sender.close() for request in requests]
+            if any(sent):
+                Logger.log_error(f"raised after the response of a request: {describe(error)}")
+            return [response or text for response in sent]
         if None in responses or any(senders):
             # What was sent holds, whatever is in the list.
             return [

@@ -121,6 +121,7 @@ class ProcessCaller(Caller):
             self._free.append(block)
 
     def _begin(self, request: InferenceRequest, *, is_many: bool) -> Any:
+        self._channel.check_process()
         inputs: list[Any] = []
         contents: list[Any] = []
         at = 0
@@ -167,6 +168,7 @@ class ProcessCaller(Caller):
 
     def load(self, model_name: str, config: str | None, files: Mapping[str, bytes]) -> None:
         """See ``Caller``."""
+        self._channel.check_process()
         size = sum(map(len, files.values()))
         block = self._take_block(size)
         if not block[2]:

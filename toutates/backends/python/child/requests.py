@@ -9,7 +9,7 @@ from typing import Any
 
 from toutates.backends.python.child.errors import TritonModelException
 from toutates.backends.python.child.senders import DecoupledSender, ResponseSender
-from toutates.backends.python.child.tensors import Tensor
+from toutates.backends.python.child.tensors import Tensor, text_of
 
 __all__ = [
     "RESCHEDULED_TEXT",
@@ -68,11 +68,13 @@ class InferenceResponse:
 
     def __init__(
         self,
-        output_tensors: Sequence[Tensor] | None = None,
+        output_tensors: Sequence[Tensor] = (),
         error: TritonError | None = None,
         parameters: Mapping[str, Any] | None = None,
     ) -> None:
-        self._tensors = [] if output_tensors is None else output_tensors
+        if output_tensors is None:
+            raise TypeError("InferenceResponse(output_tensors: list[Tensor], error: TritonError, parameters: dict)")
+        self._tensors = output_tensors
         if None in self._tensors:
             raise TritonModelException("Output tensor for inference response should not be empty.")
         self._error = error
@@ -269,7 +271,7 @@ class InferenceRequest:
         correlation_id: the sequence's, a number or a text.
         inputs: the tensors.
         requested_output_names: outputs to return.
-        model_name, model_version: who is asked; -1 is the newest.
+        model_name, model_version: who is asked; -1 is the newest. Texts may be ``bytes`` of UTF-8.
         flags: TRITONSERVER_REQUEST_FLAG_*.
         timeout: microseconds.
         preferred_memory, trace: taken and not needed.
@@ -305,15 +307,24 @@ class InferenceRequest:
     ) -> None:
         if inputs is None or requested_output_names is None or model_name is None or correlation_id is None:
             raise TypeError("InferenceRequest needs inputs, requested_output_names and model_name")
+        if isinstance(requested_output_names, (str, bytes)):
+            raise TypeError("requested_output_names is a list of names")
+        names = set()
+        for name in requested_output_names:
+            names.add(name if name.__class__ is str else text_of(name, "a requested output's name"))
+        if model_name.__class__ is not str:
+            model_name = text_of(model_name, "model_name")
+        if request_id.__class__ is not str:
+            request_id = text_of(request_id, "request_id")
         if not isinstance(correlation_id, (int, str)):
             raise TritonModelException("Correlation ID must be integer or string")
         who = f"for request with id '{request_id}' and model name '{model_name}' should not be empty."
         if None in inputs:
             raise TritonModelException(f"Input tensor {who}")
-        if None in requested_output_names:
+        if "" in names:
             raise TritonModelException(f"Requested output name {who}")
         self._request_id, self._correlation_id, self._flags, self._timeout = request_id, correlation_id, flags, timeout
-        self._inputs, self._names = list(inputs), set(requested_output_names)
+        self._inputs, self._names = list(inputs), names
         self._parameters = _checked_parameters({} if parameters is None else parameters)
         self.model_name, self.model_version = model_name, model_version
 

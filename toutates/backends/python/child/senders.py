@@ -105,12 +105,14 @@ class DecoupledSender:
         with self._lock:
             self._is_closed = True
 
-    def fail(self, text: str) -> None:
-        """End the request with an error, unless the model has ended it."""
+    def fail(self, text: str) -> bool:
+        """End the request with an error, unless the model has ended it; returns whether it had not."""
         with self._lock:
-            if not self._is_closed:
-                self._is_closed = True
-                self._put(text, True)
+            if self._is_closed:
+                return False
+            self._is_closed = True
+            self._put(text, True)
+            return True
 
 
 def _check(response: Any, flags: int) -> None:

@@ -20,6 +20,7 @@ __all__ = [
     "encode_strings",
     "numpy_to_triton_type",
     "serialize_byte_tensor",
+    "text_of",
     "triton_string_to_numpy",
     "triton_to_numpy_type",
 ]
@@ -124,6 +125,18 @@ def deserialize_bytes_tensor(encoded_tensor: Any) -> Any:
     return array
 
 
+def text_of(value: Any, what: str) -> str:
+    """A text as this module's functions take it, which may be ``bytes`` of UTF-8; TypeError for anything else."""
+    if isinstance(value, (bytes, bytearray)):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            raise TritonModelException(f"{what} is not UTF-8") from None
+    if not isinstance(value, str):
+        raise TypeError(f"{what} must be a str, not {type(value).__name__}")
+    return str(value)
+
+
 class Tensor:
     """A named array, ``triton_python_backend_utils.Tensor``.
 
@@ -141,8 +154,10 @@ class Tensor:
     _shape: Sequence[int] | None
 
     def __init__(self, name: str, numpy_array: Any) -> None:
-        if numpy_array is None or name.__class__ is not str:
+        if numpy_array is None:
             raise TypeError("Tensor(name: str, numpy_array: numpy.ndarray)")
+        if name.__class__ is not str:
+            name = text_of(name, "a tensor's name")
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
         array = np.asarray(numpy_array)
@@ -233,8 +248,7 @@ class Tensor:
     @staticmethod
     def from_dlpack(name: str, obj: Any) -> Tensor:
         """A tensor over the memory of a capsule of DLPack, or of an object that has one."""
-        if obj is None or name.__class__ is not str:
-            raise TypeError("from_dlpack(name: str, obj: object)")
+        name = text_of(name, "a tensor's name")
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
         array, is_bfloat16 = array_of(obj)
