@@ -26,7 +26,11 @@ logger = logging.getLogger(__name__)
 MAX_LINES: Final = 200
 #: Characters of a line.
 MAX_LINE: Final = 2_000
-_READ_BYTES: Final = 262_144
+#: As much as a pipe has.
+_READ_BYTES: Final = 65_536
+#: Shortest time between two rounds of reading, seconds. Each takes the GIL from those who answer requests, and a model
+#: that prints short lines would have one for each; what is printed meanwhile waits in the pipe.
+_ROUND_S: Final = 0.01
 #: Lines that are kept for the error of requests when the process dies.
 _KEPT_LINES: Final = 20
 _LEVELS: Final = {"I": logging.INFO, "W": logging.WARNING, "E": logging.ERROR, "V": logging.DEBUG}
@@ -46,6 +50,8 @@ class PrintedOutput:
         self._model, self._instance, self._limit = model, instance, limit
         self._rest = b""
         self._fatal = ""
+        #: whether the last line was left out, and so most that follow
+        self._is_limited = False
         self._last: deque[str] = deque(maxlen=_KEPT_LINES)
 
     @property
@@ -57,16 +63,20 @@ class PrintedOutput:
 
     def feed(self, data: bytes) -> None:
         """Take what was printed."""
-        lines = (self._rest + data).split(b"\n")
-        self._rest = lines.pop()[-MAX_LINE:]
-        if len(lines) > 2 * MAX_LINES:
-            # Most of them would be left out one by one.
-            left_out = len(lines) - 2 * MAX_LINES
-            for line in lines[:MAX_LINES]:
+        data = self._rest + data
+        read_whole = 0 if self._is_limited else MAX_LINES
+        left_out = data.count(b"\n") - read_whole - _KEPT_LINES
+        if left_out > 0:
+            # Each of them would be left out: they are not even made.
+            *lines, data = data.split(b"\n", read_whole) if read_whole else [data]
+            for line in lines:
                 self._line(line)
-            self._limit.count(self._instance, time.monotonic_ns(), MAX_LINES)
+            self._may_log()
             logger.debug("model '%s' (%s): %d lines were not even read", self._model, self._instance, left_out)
-            lines = lines[-MAX_LINES:]
+            _, *lines = data.rsplit(b"\n", _KEPT_LINES + 1)
+        else:
+            lines = data.split(b"\n")
+        self._rest = lines.pop()[-MAX_LINE:]
         for line in lines:
             self._line(line)
 
@@ -91,11 +101,15 @@ class PrintedOutput:
         self._last.append(printable(text, MAX_LINE))
         if text.startswith("Fatal Python error"):
             self._fatal = self._last[-1]
-        left_out = self._limit.count(self._instance, time.monotonic_ns(), MAX_LINES)
-        if not left_out:
+        if self._may_log():
             fields = {"model": self._model, "instance": self._instance}
             logger.log(level, "model '%s' (%s): %s", self._model, self._instance, self._last[-1], extra=fields)
-        elif left_out == 1:
+
+    def _may_log(self) -> bool:
+        """Count a line; returns whether it may be logged. The first that may not is told of."""
+        left_out = self._limit.count(self._instance, time.monotonic_ns(), MAX_LINES)
+        self._is_limited = left_out > 0
+        if left_out == 1:
             logger.warning(
                 "model '%s' (%s) prints more than %d lines in ten seconds; the others are left out",
                 self._model,
@@ -103,6 +117,7 @@ class PrintedOutput:
                 MAX_LINES,
                 extra={"model": self._model, "instance": self._instance},
             )
+        return not left_out
 
 
 class OutputReader:
@@ -189,8 +204,14 @@ class OutputReader:
             self._thread.start()
 
     def _run(self) -> None:
+        next_s = 0.0
         while True:
-            for descriptor, _ in self._poll.poll():
+            events = self._poll.poll()
+            if (early_s := next_s - time.monotonic()) > 0:
+                time.sleep(early_s)
+                events = self._poll.poll()
+            next_s = time.monotonic() + _ROUND_S
+            for descriptor, _ in events:
                 try:
                     if descriptor == self._woken:
                         self._start()
