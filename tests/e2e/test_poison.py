@@ -207,6 +207,36 @@ def test_what_a_run_has_not_written_is_an_error_on_every_path(
     assert caplog.text.count("memory that nobody wrote") >= len(FOUND)
 
 
+ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: 8
+input [ { name: "x" data_type: TYPE_FP32 dims: [ 4 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 4 ] } ]
+ensemble_scheduling { step [
+  { model_name: "%s" model_version: -1
+    input_map { key: "x" value: "x" } output_map { key: "y" value: "between" } },
+  { model_name: "nothing" model_version: -1
+    input_map { key: "x" value: "between" } output_map { key: "y" value: "y" } }
+] }
+"""
+
+
+@pytest.mark.parametrize("member", ["row", "nothing"])
+def test_a_tensor_between_the_steps_of_an_ensemble_is_searched(careless: Path, member: str) -> None:
+    (careless / "both" / "1").mkdir(parents=True)
+    (careless / "both" / "config.pbtxt").write_text(ENSEMBLE % member)
+
+    def visit(inside: Inside) -> None:
+        if member == "nothing":
+            np.testing.assert_array_equal(unary(inside, "both"), ROWS)
+            return
+        with pytest.raises(utils.InferenceServerException) as raised:
+            unary(inside, "both")
+        assert "output 'y' of model 'row' has memory that nobody wrote" in str(raised.value)
+
+    assert serve(careless, visit, finds=member != "nothing") == 0
+
+
 def test_outputs_below_four_bytes_are_compared_between_two_servers(
     careless: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
