@@ -33,6 +33,7 @@ def batches_of(
     keeps_whole: bool = False,
     splits_large: bool = False,
     grows: bool = True,
+    joins: bool = True,
 ) -> SuperTensor:
     """Make a version's batches.
 
@@ -41,17 +42,17 @@ def batches_of(
         signature: its tensors.
         settings: of the version.
         is_triton: whether these come from config.pbtxt, so that errors name its keys; else from config.yaml.
-        pin, allocate, lends, quick_ns, keeps_whole, splits_large, padding, grows: as of ``SuperTensor``.
+        pin, allocate, lends, quick_ns, keeps_whole, splits_large, padding, grows, joins: as of ``SuperTensor``.
     """
-    most_rows = settings.batch_size if signature.batched else 1
-    delay_us = settings.max_queue_delay_us if signature.batched else 0
+    most_rows = settings.batch_size if signature.batched and joins else 1
+    delay_us = settings.max_queue_delay_us if signature.batched and joins else 0
     rules = None
     make: Callable[..., SuperTensor] = SuperTensor
     if settings.latency_target_ms:
         target_ns = int(settings.latency_target_ms * 1e6)
         make = partial(DeadlineSuperTensor, target_ns=target_ns, executors=settings.num_executors)
     elif not isinstance(padding, Padding):
-        preferred = settings.preferred_batch_sizes if signature.batched else ()
+        preferred = settings.preferred_batch_sizes if signature.batched and joins else ()
         rules = batching_rules(settings.policies, settings.max_queue_size, preferred, most_rows, delay_us)
     return make(
         model,
@@ -72,4 +73,5 @@ def batches_of(
         enough_rows=min(settings.preferred_batch_sizes, default=settings.batch_size),
         padding=padding,
         rules=rules,
+        joins=joins,
     )

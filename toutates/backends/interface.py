@@ -66,11 +66,16 @@ class Tensors:
         inputs, outputs: in the order in which clients see them; at least one each.
         decoupled: whether a request gets none, one or many responses: ``Backend.respond`` is called then, and not
             ``run``.
+        independent_rows: whether what a row of a batch comes to does not depend on the rows beside it, so that rows of
+            several requests are run together. None where the backend cannot know, because the model may be any graph:
+            then the server runs random rows together and one by one before the model is ready, and compares. False has
+            each request run by itself, whole.
     """
 
     inputs: Sequence[Tensor]
     outputs: Sequence[Tensor]
     decoupled: bool = False
+    independent_rows: bool | None = True
 
 
 @dataclass(frozen=True, slots=True)

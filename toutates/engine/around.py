@@ -40,6 +40,11 @@ class AroundServable:
         return self._servable.counters
 
     @property
+    def joins(self) -> bool:
+        """See ``Servable``."""
+        return self._servable.joins
+
+    @property
     def ready(self) -> bool:
         """See ``Servable``."""
         return self._servable.ready

@@ -93,6 +93,11 @@ class BatchedServable:
         return self.supertensor.signature
 
     @property
+    def joins(self) -> bool:
+        """See ``Servable``."""
+        return self.supertensor.joins
+
+    @property
     def ready(self) -> bool:
         """See ``Servable``."""
         return self._threads is None or self._threads.ready

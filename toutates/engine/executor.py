@@ -28,6 +28,7 @@ from typing import Final, Protocol
 
 from toutates.engine.dispatcher import LOOK, Deliver, ExecutorHandle
 from toutates.engine.lane import NEVER_DOUBTED, Batch
+from toutates.engine.packing import OtherRows
 from toutates.engine.poisoned import PoisonedBackend
 from toutates.engine.pool import ExecutorPool, PoolShare
 from toutates.engine.result import BatchResult, Outputs, PendingRequest, Separate, Timing
@@ -65,7 +66,11 @@ class Owner(Protocol):
 
 
 class _TooManyToTry(Exception):
-    """A batch has failed inline, and has more requests than a worker runs one by one."""
+    """A batch is to be run request by request, and has more of them than a worker runs one by one."""
+
+
+class _RunAlone(RequestError):
+    """The requests of a batch are to be run by themselves."""
 
 
 class _PoolInbox:
@@ -345,13 +350,19 @@ class Executor(ExecutorHandle, TakesTurns):
             return [(pending, None, _ABANDONED, Timing(taken_ns, taken_ns, taken_ns, taken_ns))]
         backend = self._backend
         began_ns = time.thread_time_ns() if by_cpu else taken_ns
+        outputs: Outputs | Separate
         try:
+            if not self._supertensor.joins and sum(map(len, pending)) > 1:
+                raise _RunAlone
             outputs = backend.run(batch, 0, batch.rows)
         except Exception as error:
-            if inline and sum(map(len, pending)) > MAX_INLINE_BATCHES:
-                INLINE_TIME.left_ns -= time.monotonic_ns() - taken_ns
-                raise _TooManyToTry from None
-            return self._run_one_by_one(batch, pending, self._as_failure(error), taken_ns)
+            whole = self._whole_of(error, batch)
+            if whole is None:
+                if inline and sum(map(len, pending)) > MAX_INLINE_BATCHES:
+                    INLINE_TIME.left_ns -= time.monotonic_ns() - taken_ns
+                    raise _TooManyToTry from None
+                return self._run_one_by_one(batch, pending, error, taken_ns)
+            outputs = whole
         rows, done_ns = batch.rows, time.monotonic_ns()
         timing = Timing(taken_ns, backend.started_ns, backend.ended_ns, done_ns)
         if backend.on_cpu:
@@ -382,10 +393,31 @@ class Executor(ExecutorHandle, TakesTurns):
         usual_ns = batch.lane.wall_ns[batch.rows.bit_length()]
         return usual_ns + (usual_ns >> 1)
 
+    def _whole_of(self, error: Exception, batch: Batch) -> Outputs | None:
+        """The outputs of a run that has given another number of rows than went in, if all of them are one request's.
+
+        Where they are of several, requests are not joined from now on.
+        """
+        if not isinstance(error, OtherRows):
+            return None
+        requests = [request for own in batch.pending for request in own]
+        if [(rows, part) for _, _, rows, part in requests] == [(batch.rows, None)]:
+            return error.outputs
+        if self._supertensor.run_alone():
+            logger.warning(
+                "%s; its requests are not joined any more, and each runs alone: rows depend on each other. Write "
+                "`batching: false` in config.yaml (`max_batch_size: 0` in config.pbtxt), and clients see the model as "
+                "it is",
+                error,
+                extra={"model": self._supertensor.name},
+            )
+        return None
+
     def _run_one_by_one(
-        self, batch: Batch, pending: list[list[PendingRequest]], failure: RequestError, taken_ns: int
+        self, batch: Batch, pending: list[list[PendingRequest]], error: Exception, taken_ns: int
     ) -> list[Outcome]:
-        """Run each request of a failed batch by itself, so that only those fail that cause the failure."""
+        """Run each request of a batch by itself: of one that has failed, so that only those fail that cause it."""
+        failure = error if isinstance(error, _RunAlone) else self._as_failure(error)
         # The batch may also have rows that were reserved for a request whose copy failed.
         alone = [rows for own in pending for _, _, rows, _ in own] == [batch.rows]
         outcomes: list[Outcome] = []
@@ -393,12 +425,12 @@ class Executor(ExecutorHandle, TakesTurns):
             is_wanted = self._supertensor.ports[port].is_wanted
             for context, first, rows, part in own:
                 outputs: Outputs | None = None
-                error: RequestError | None = failure
+                outcome: RequestError | None = failure
                 if not alone:
                     if is_wanted(context, time.monotonic_ns()):
-                        outputs, error = self._try_rows(batch, first, rows)
+                        outputs, outcome = self._try_rows(batch, first, rows, part=part is not None)
                     else:
-                        error = _ABANDONED  # a caller that is late and still there must not hear of another's fault
+                        outcome = _ABANDONED  # a caller that is late and still there must not hear of another's fault
                 timing = Timing(taken_ns, self._backend.started_ns, self._backend.ended_ns, time.monotonic_ns())
                 if outputs is not None:
                     self._on_batch(rows, 1, timing)
@@ -406,15 +438,20 @@ class Executor(ExecutorHandle, TakesTurns):
                     first = 0
                 one: list[list[PendingRequest]] = [[] for _ in pending]
                 one[port] = [(context, first, rows, part)]
-                outcomes.append((one, outputs, error, timing))
+                outcomes.append((one, outputs, outcome, timing))
         return outcomes
 
-    def _try_rows(self, batch: Batch, first: int, rows: int) -> tuple[Outputs | None, RequestError | None]:
+    def _try_rows(
+        self, batch: Batch, first: int, rows: int, *, part: bool
+    ) -> tuple[Outputs | None, RequestError | None]:
+        """Run one request, or a ``part`` of one."""
         try:
             outputs = self._backend.run(batch, first, rows)
             assert isinstance(outputs, Outputs)
             return outputs, None
         except Exception as error:
+            if isinstance(error, OtherRows) and not part:
+                return error.outputs, None
             return None, self._as_failure(error)
 
     def _fail(self, batch: Batch, error: BaseException) -> list[Outcome]:

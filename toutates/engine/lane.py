@@ -231,6 +231,15 @@ class Lane:
         self.run_ns = [_UNKNOWN_NS] * (batch_size.bit_length() + 1)
         self.wall_ns = [0] * (batch_size.bit_length() + 1)
 
+    def take_whole(self, rows: int) -> None:
+        """Give each request a batch of its own, with room for exactly its rows: ``rows`` at most."""
+        if self.signature.batched:
+            self.batch_rows = rows
+        self.room = 1
+        more = rows.bit_length() + 1 - len(self.run_ns)
+        self.run_ns.extend([_UNKNOWN_NS] * more)
+        self.wall_ns.extend([0] * more)
+
     @property
     def batch_bytes(self) -> int:
         """Memory of a batch that has room for as many rows as one takes."""

@@ -64,6 +64,8 @@ class LaneTable:
         self._known: WeakValueDictionary[Hashable, Lane] = WeakValueDictionary()
         self.last: Lane | None = None
         self.spare_bytes = 0
+        #: rows of a request at most where each has a batch of its own; 0 where requests share batches
+        self._whole_rows = 0
 
     def __len__(self) -> int:
         """How many lanes are kept."""
@@ -82,8 +84,17 @@ class LaneTable:
         lane = self._known.get(key)
         if lane is None:
             lane = self._known[key] = make()
+            if self._whole_rows:
+                lane.take_whole(self._whole_rows)
         self.note_use(lane)
         return lane
+
+    def take_whole(self, rows: int) -> None:
+        """Give each request of up to ``rows`` rows a batch of its own, from now on."""
+        self._whole_rows = rows
+        for lane in list(self._known.values()):
+            self._drop_spare(lane)
+            lane.take_whole(rows)
 
     def _make(self, row_shapes: RowShapes) -> Lane:
         if not is_packed(self._signature, row_shapes):
@@ -104,6 +115,8 @@ class LaneTable:
 
     def widen(self, lane: Lane, rows: int) -> None:
         """Have the next batches of a lane take twice as many rows, ``rows`` at least; its spare ones are too small."""
+        if self._whole_rows:
+            return
         self._drop_spare(lane)
         lane.room = min(lane.batch_rows, max(2 * lane.room, rows))
 

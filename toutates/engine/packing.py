@@ -9,13 +9,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from toutates.engine.result import Outputs
+from toutates.engine.result import Form, Outputs
 from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.signature import Signature, TensorSpec
 from toutates.protocol.strings import EncodedStrings
 from toutates.system.errors import ExecutionFailed
 
-__all__ = ["LARGE_OUTPUT_BYTES", "OutputArray", "OutputPacker"]
+__all__ = ["LARGE_OUTPUT_BYTES", "OtherRows", "OutputArray", "OutputPacker"]
 
 #: One output of a run.
 OutputArray = npt.NDArray[Any] | EncodedStrings
@@ -25,17 +25,32 @@ NOWHERE: Final[Mapping[int, tuple[int, ...]]] = MappingProxyType({})
 LARGE_OUTPUT_BYTES: Final = 65_536
 
 
+class OtherRows(ExecutionFailed):
+    """A run has given another number of rows than went in: they cannot be divided among several requests.
+
+    Args:
+        text: what is told a client for whom the outputs are of no use.
+        outputs: all of them, for the one request whose rows went in.
+    """
+
+    def __init__(self, text: str, outputs: Outputs) -> None:
+        super().__init__(text)
+        self.outputs = outputs
+
+
 class OutputPacker:
     """Packs the outputs of one backend's runs; used by one executor at a time.
 
     Args:
         signature: the model's tensors.
         model: its name, for errors.
+        any_rows: whether a run may give another number of rows than went in (``OtherRows``).
     """
 
-    def __init__(self, signature: Signature, model: str) -> None:
+    def __init__(self, signature: Signature, model: str, *, any_rows: bool = False) -> None:
         self._signature = signature
         self._model = model
+        self._any_rows = any_rows and signature.batched
         #: by output, the type and row shape that were last found to fit the signature
         self._sound_forms: list[object] = [None] * len(signature.outputs)
 
@@ -58,12 +73,15 @@ class OutputPacker:
         Raises:
             ExecutionFailed: an output has another type than the signature, not one row per row of the run, or a size
                 that differs from what the graph or the configuration fixes.
+            OtherRows: not one row per row of the run, where that may be.
         """
         batch = rows if self._signature.batched else None
         data: list[bytes | npt.NDArray[Any] | EncodedStrings] = []
         in_arrays = False
         row_bytes: list[int] = []
         row_shapes: list[tuple[int, ...]] = []
+        forms: dict[int, Form] = {}
+        other: ExecutionFailed | None = None
         for index, (array, tensor) in enumerate(zip(arrays, self._signature.outputs, strict=True)):
             if array is None:
                 row_shapes.append(elsewhere[index])
@@ -72,7 +90,14 @@ class OutputPacker:
                 continue
             form = array.dtype, (array.shape if batch is None else array.shape[1:])
             if batch is not None and array.shape[:1] != (batch,):
-                raise _wrong_output(array, tensor, batch, self._model)
+                other = _wrong_output(array, tensor, batch, self._model)
+                if not self._any_rows or array.dtype != tensor.datatype.numpy:
+                    raise other
+                forms[index] = tensor.datatype, _wire_shape(array.shape, tensor)
+                row_shapes.append(array.shape[1:])
+                row_bytes.append(0)
+                data.append(array if isinstance(array, EncodedStrings) else array.tobytes())
+                continue
             if form != self._sound_forms[index]:
                 if not _is_sound(*form, tensor, batch):
                     raise _wrong_output(array, tensor, batch, self._model)
@@ -87,9 +112,17 @@ class OutputPacker:
             large = array.nbytes > LARGE_OUTPUT_BYTES and known is None
             data.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8) if large else array.tobytes())
             in_arrays |= large
+        if other is not None:
+            outputs = Outputs(tuple(data), tuple(row_bytes), tuple(row_shapes), in_arrays=in_arrays, forms=forms)
+            raise OtherRows(str(other), outputs)
         if known is not None:
             return Outputs(tuple(data), known.row_bytes, known.row_shapes, fixed=True)
         return Outputs(tuple(data), tuple(row_bytes), tuple(row_shapes), in_arrays=in_arrays)
+
+
+def _wire_shape(shape: tuple[int, ...], tensor: TensorSpec) -> tuple[int, ...]:
+    """What clients see of the whole shape of an output of a batched model."""
+    return (*shape[:1], *tensor.to_wire(shape[1:])) if shape else shape
 
 
 def _is_sound(dtype: np.dtype[Any], row_shape: tuple[int, ...], tensor: TensorSpec, rows: int | None) -> bool:

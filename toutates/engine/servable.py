@@ -204,6 +204,11 @@ class Servable(Protocol):
     def counters(self) -> VersionCounters: ...
 
     @property
+    def joins(self) -> bool:
+        """Whether rows of several requests may share a run. Once it is false it stays so."""
+        ...
+
+    @property
     def ready(self) -> bool:
         """Whether it can answer now. It cannot while all of its threads have died and are replaced."""
         ...

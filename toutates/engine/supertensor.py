@@ -78,13 +78,14 @@ class SuperTensor:
         splits_large: whether those are in several that no batch has room for; else such a request is refused.
         grows: whether a batch has room for few rows at first, and for more when they come.
         make_queue: makes the queue of a version with ``padding``, of what a ``PaddedQueue`` takes.
+        joins: whether rows of several requests may share a run; else each request is run by itself, whole.
         rules: of a version with priorities, queue policies or preferred sizes, whose ports are those of
             ``engine.policies``, and which are given no ``delay_ns`` and no ``max_queue_size``. None for others.
 
     Attributes:
         lock: guards the parts.
         lanes, budget, queue, executors: the parts. Used with the lock held.
-        keeps_whole: as given.
+        keeps_whole, joins: as given, until ``run_alone``.
         ports: the consumers, by number of their port.
         padding, quick_ns: as given.
     """
@@ -111,9 +112,11 @@ class SuperTensor:
         grows: bool = True,
         make_queue: Callable[..., PaddedQueue] = PaddedQueue,
         rules: BatchingRules | None = None,
+        joins: bool = True,
     ) -> None:
         self.name = name
         self.keeps_whole, self._splits_large = keeps_whole, splits_large
+        self.joins = True
         self.signature = signature
         self.batch_size = batch_size
         self.capacity = capacity
@@ -155,6 +158,26 @@ class SuperTensor:
         poison = current()
         if poison is not None:
             self._new_batch = filling(self._new_batch, poison)  # type: ignore[method-assign, assignment]
+        if not joins:
+            self.run_alone()
+
+    def run_alone(self) -> bool:
+        """Run each request by itself from now on. Returns whether that is new.
+
+        A batch that has several requests already is divided by its executor.
+        """
+        with self.lock:
+            if not self.joins:
+                return False
+            self.joins = False
+            self.keeps_whole = True
+            self._own_batch_ns = 0
+            # All of the rows that may be under way: a request that was divided until now is not refused.
+            self.lanes.take_whole(self.budget.bounds.rows if self.signature.batched else 1)
+            if not isinstance(self.queue, PaddedQueue):  # whose open batches are what waits
+                for batch in list(self.queue.open.values()):
+                    self.queue.seal(batch)
+            return True
 
     def lane(self, row_shapes: RowShapes) -> Lane:
         """The lane of these row shapes, made if need be. Not for every request: keep it."""
@@ -306,6 +329,8 @@ class SuperTensor:
         if rows > lane.room:
             self.lanes.widen(lane, rows)
         room = self.budget.buffer_rows(lane, rows)
+        if not self.joins:
+            room = rows
         if room == lane.room and lane.spare:
             return self.lanes.take_spare(lane)
         try:

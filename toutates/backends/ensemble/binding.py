@@ -216,7 +216,9 @@ class Binding:
         # Answers are kept, or put in order, by request.
         by_request = any(isinstance(member.servable, AroundServable) for member in of_step)
         joinable = graph.signature.batched and not levels.sources and not any(queued) and not by_request
-        self.may_join = joinable and all(step.batched for step in self.steps)
+        #: whether rows of several requests may share a run of every member
+        self.joins = all([member.servable.joins for member in of_step])
+        self.may_join = joinable and self.joins and all(step.batched for step in self.steps)
         self.most_rows = min(size or 1 for size in sizes)
         readers = [member.takes_parameters for member in members.values()]
         #: of members that may read what requests say

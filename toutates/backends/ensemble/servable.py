@@ -52,6 +52,12 @@ class EnsembleServable:
         return self.state.counters
 
     @property
+    def joins(self) -> bool:
+        """See ``Servable``. It follows the members."""
+        binding = self.state.binding
+        return binding is None or binding.joins
+
+    @property
     def ready(self) -> bool:
         """See ``Servable``. It follows the members."""
         return self.state.binding is not None

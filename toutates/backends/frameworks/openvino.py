@@ -81,7 +81,8 @@ class OpenVino(Backend):
         inputs = [_tensor(port, f"input{at}") for at, port in enumerate(self._compiled.inputs)]
         outputs = [_tensor(port, f"output{at}") for at, port in enumerate(self._compiled.outputs)]
         self._names = [tensor.name for tensor in inputs], [tensor.name for tensor in outputs]
-        return Tensors(inputs, outputs)
+        # A graph may do anything with its rows.
+        return Tensors(inputs, outputs, independent_rows=None)
 
     def instance(self, number: int, device: str) -> Instance:
         """See ``Backend``."""

@@ -54,7 +54,8 @@ class PyTorch(Backend):
         self._inputs = _places([tensor.name for tensor in source.inputs], self._arguments("cpu"))
         self._outputs = _places([tensor.name for tensor in source.outputs], ())
         self._types = {tensor.name: tensor.datatype for tensor in (*source.inputs, *source.outputs)}
-        return Tensors(source.inputs, source.outputs)
+        # A module may do anything with its rows.
+        return Tensors(source.inputs, source.outputs, independent_rows=None)
 
     def instance(self, number: int, device: str) -> Instance:
         """See ``Backend``. Instances of one device share the module."""

@@ -11,9 +11,10 @@ from onnxruntime import InferenceSession
 from toutates.backends.onnx.opening import SessionOptions, load_session
 from toutates.backends.onnx.preparing import CheckedGraph, check_graph, explained, prepare
 from toutates.backends.onnx.provider_names import CPU, CUDA, ON_CPU, TENSORRT, Provider
+from toutates.backends.onnx.row_probe import probe_rows
 from toutates.backends.onnx.session import ModelSession
 from toutates.backends.sequences import sequences_of
-from toutates.backends.warming import Runner, time_row, warm_up
+from toutates.backends.warming import time_row, warm_up
 from toutates.engine.ragged.backend import RaggedBackend
 from toutates.engine.ragged.ragged import Ragged
 from toutates.models.config.configuration import VersionConfiguration
@@ -81,6 +82,9 @@ def inspect_graph(
         run_ns = warm_up([_runner(session, checked, model)], once, graph, model, folder.model_dir)
     elif try_warmup and served_by[0] == CPU:
         run_ns = time_row(_runner(session, checked, model), graph)
+    if try_warmup:
+        found = probe_rows(_runner(session, checked, model), graph, configuration, served_by, run_ns)
+        warnings = (*warnings, *filter(None, (found.warning, found.skipped)))
     advice = ""
     if served_by[0] == CPU:
         threads, cores = prepared.options[0].intra_threads, usable_cores(Placement())
@@ -89,7 +93,7 @@ def inspect_graph(
     return InspectedVersion.of(model, configuration, seen, ONNX_NAME, warnings, advice)
 
 
-def _runner(session: InferenceSession, checked: CheckedGraph, model: str) -> Runner:
+def _runner(session: InferenceSession, checked: CheckedGraph, model: str) -> ModelSession | RaggedBackend:
     """What runs the arrays of clients."""
     graph, ragged = checked.graph, checked.padding
     if not isinstance(ragged, Ragged):

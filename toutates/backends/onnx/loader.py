@@ -16,6 +16,7 @@ from toutates.backends.onnx.operators import read_operators
 from toutates.backends.onnx.pinned import PinnedMemory, find_cuda_runtime
 from toutates.backends.onnx.preparing import CheckedGraph, check_graph, explained, prepare
 from toutates.backends.onnx.provider_names import CPU, Provider
+from toutates.backends.onnx.row_probe import probe_rows
 from toutates.backends.onnx.session import ModelSession
 from toutates.backends.onnx.shared_arena import is_small
 from toutates.backends.onnx.unchanged import FilesOfSessions
@@ -152,6 +153,13 @@ class OnnxKind:
         run_ns = warm_up(
             backends[:1] if first in others else backends, settings, checked.graph, model, version.model_dir
         )
+        probed = backends[0]
+        if profiling is not None and ragged is None:  # a profile is to show the clients' batches only
+            with explained(version):
+                probed = ModelSession(load_session(model_path, options[0]), signature, model)
+        rows = probe_rows(probed, checked.graph, configuration, first.get_providers(), run_ns)
+        if rows.warning:
+            logger.warning("model '%s' version %d: %s", model, version.number, rows.warning, extra={"model": model})
         advice = ""
         if run_ns >= SLOW_RUN_NS and all(session.on_cpu for session in sessions):
             cores = usable_cores(self._placement)
@@ -159,7 +167,7 @@ class OnnxKind:
             if advice:
                 logger.info("model '%s' version %d: %s", model, version.number, advice)
         providers = first.get_providers()
-        servable = self._servable(model, version.number, configuration, checked, tensors, backends)
+        servable = self._servable(model, version.number, configuration, checked, tensors, backends, joins=rows.joins)
         triton = version.triton
         return ServedVersion(
             model=model,
@@ -206,8 +214,10 @@ class OnnxKind:
         checked: CheckedGraph,
         tensors: SequenceTensors | None,
         sessions: Sequence[ModelSession | RaggedBackend],
+        *,
+        joins: bool,
     ) -> Servable:
-        """What serves a version."""
+        """What serves a version, whose requests share runs or do not."""
         signature, settings = checked.signature, configuration.settings
         pinned = settings.allocator == "cuda_pinned"
         pin = _pinned_memory(configuration.source).pin if pinned else None
@@ -224,6 +234,7 @@ class OnnxKind:
                 quick_ns=self._quick_ns,
                 padding=checked.padding,
                 grows=tensors is None,
+                joins=joins,
             )
             return BatchedServable(
                 number,

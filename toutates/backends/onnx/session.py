@@ -98,7 +98,7 @@ class ModelSession:
         self._number = number
         self._shares_arena = shares_arena
         self._has_subgraphs = has_subgraphs
-        self._packer = OutputPacker(signature, model)
+        self._packer = OutputPacker(signature, model, any_rows=True)
         self._profile_batches_left = profile_batches
         #: when ONNX Runtime last began and ended a run, monotonic nanoseconds
         self.started_ns = 0

@@ -17,6 +17,7 @@ from toutates.backends.plugins.decoupled import DecoupledRunner
 from toutates.backends.plugins.importing import import_backend, reason_of
 from toutates.backends.plugins.limited import NotInTime, within
 from toutates.backends.plugins.running import PluginFailures, PluginRunner
+from toutates.backends.probing import Verdict, probe, sample_lengths
 from toutates.backends.sequences import instance_settings, sequence_servable, sequences_of
 from toutates.backends.warming import time_row, warm_up
 from toutates.engine.batched import BatchedServable
@@ -62,6 +63,7 @@ class LoadedVersion:
         decoupled: whether a request gets any number of responses.
         warnings: for the operator, one sentence each.
         labels: of classes, by the index of the output.
+        independent_rows: what the backend says of its rows; see ``Tensors``.
     """
 
     name: str
@@ -72,6 +74,7 @@ class LoadedVersion:
     decoupled: bool
     warnings: list[str]
     labels: dict[int, Labels]
+    independent_rows: bool | None = True
 
     @property
     def seen(self) -> Signature:
@@ -117,17 +120,23 @@ class PluginKind:
         loaded = self.open(model, configuration)
         settings, folder = configuration.settings, configuration.folder
         plain = loaded.plain
+        rows = Verdict(loaded.independent_rows is not False)
 
         def run() -> None:
-            warm_up(plain, settings, loaded.signature, model, folder.model_dir)
+            nonlocal rows
+            row_ns = warm_up(plain, settings, loaded.signature, model, folder.model_dir)
+            if loaded.independent_rows is None:
+                rows = _probe(loaded, settings, row_ns)
 
+        if plain:
+            self._run_limited(run, loaded, configuration)
         try:
-            served = _serve(model, configuration, loaded)
+            served = _serve(model, configuration, loaded, joins=rows.joins)
         except BaseException:
             loaded.close()
             raise
-        if plain:
-            self._run_limited(run, loaded, configuration)
+        if rows.warning:
+            loaded.warnings.append(rows.warning)
         for warning in loaded.warnings:
             logger.warning("model '%s' version %d: %s", model, configuration.folder.number, warning)
         if configuration.notice:
@@ -141,11 +150,15 @@ class PluginKind:
         plain = loaded.plain
 
         def run() -> None:
+            row_ns = 0
             if try_warmup and settings.warmup:
                 once = replace(settings, warmup=tuple(replace(sample, count=1) for sample in settings.warmup))
-                warm_up(plain[:1], once, signature, model, folder.model_dir)
+                row_ns = warm_up(plain[:1], once, signature, model, folder.model_dir)
             elif try_warmup:
-                time_row(plain[0], signature)
+                row_ns = time_row(plain[0], signature)
+            if try_warmup and loaded.independent_rows is None:
+                rows = _probe(loaded, settings, row_ns)
+                loaded.warnings.extend(filter(None, (rows.warning, rows.skipped)))
 
         if plain:
             self._run_limited(run, loaded, configuration)
@@ -267,7 +280,19 @@ class PluginKind:
             if isinstance(error, ToutatesError):
                 raise
             raise ModelLoadError(f"the backend '{name}' has instances that cannot run: {reason_of(error)}") from error
-        return LoadedVersion(name, source, signature, sequences, runners, tensors.decoupled, warnings, labels)
+        return LoadedVersion(
+            name, source, signature, sequences, runners, tensors.decoupled, warnings, labels, tensors.independent_rows
+        )
+
+
+def _probe(loaded: LoadedVersion, settings: ModelSettings, row_ns: int) -> Verdict:
+    return probe(
+        loaded.plain[0],
+        loaded.signature,
+        row_ns=row_ns,
+        says_joined=settings.joined_by,
+        lengths=sample_lengths(settings, loaded.signature),
+    )
 
 
 def _load_timeout(source: Source) -> int:
@@ -468,7 +493,7 @@ def _described(loaded: LoadedVersion) -> BackendName:
     return BackendName(loaded.name, filename=filename)
 
 
-def _serve(model: str, configuration: VersionConfiguration, loaded: LoadedVersion) -> ServedVersion:
+def _serve(model: str, configuration: VersionConfiguration, loaded: LoadedVersion, *, joins: bool) -> ServedVersion:
     settings, number, tensors = configuration.settings, configuration.folder.number, loaded.sequences
     triton = configuration.folder.triton
 
@@ -483,6 +508,7 @@ def _serve(model: str, configuration: VersionConfiguration, loaded: LoadedVersio
             is_triton=is_triton,
             grows=tensors is None,
             keeps_whole=loaded.decoupled,
+            joins=joins,
         )
         for runner in runners:
             if isinstance(runner, DecoupledRunner) and responses is not None:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from toutates.engine.around import AroundBackend
 from toutates.engine.counters import ExecutorCounters
 from toutates.engine.lane import Batch
-from toutates.engine.packing import LARGE_OUTPUT_BYTES
+from toutates.engine.packing import LARGE_OUTPUT_BYTES, OtherRows
 from toutates.engine.padded.lanes import Entry, PaddedBatch, PaddedLane
 from toutates.engine.padded.padding import Padding
 from toutates.engine.result import Outputs, PendingRequest, Separate
@@ -52,6 +52,10 @@ class PaddedBackend(AroundBackend[Backend]):
         self._counters.add_elements(rows, real, rows * lane.length)
         try:
             outputs = self._backend.run(batch, first, rows)
+        except OtherRows as error:
+            if len(entries) == 1 and self._padding.outputs and real < rows * lane.length:
+                raise ExecutionFailed(str(error)) from None  # nobody can tell what of it is padding
+            raise
         finally:
             self.started_ns, self.ended_ns = self._backend.started_ns, self._backend.ended_ns
         self._padding.run_cost.note(rows * lane.length, self.ended_ns - self.started_ns)

@@ -37,6 +37,12 @@ class Form(Lane):
     def __init__(self, signature: Signature, row_shapes: RowShapes, batch_size: int, padding: Padding | Ragged) -> None:
         super().__init__(signature, row_shapes, batch_size)
         self.padding = padding
+        #: rows of several requests that run together
+        self.joint_rows = self.batch_rows
+
+    def take_whole(self, rows: int) -> None:
+        super().take_whole(rows)
+        self.joint_rows = 1
 
     def row_bytes(self, length: int) -> tuple[int, ...]:
         """Bytes of one row of each input, by position in ``row_shapes``, for rows of a length."""
@@ -47,7 +53,7 @@ class Form(Lane):
     def new_batch(self, ports: int, room: int) -> RowPool:
         padding = self.padding
         assert isinstance(padding, Padding)
-        return RowPool(self, WaitingRows(padding.buckets, self.batch_rows, padding.most_elements, padding.run_cost))
+        return RowPool(self, WaitingRows(padding.buckets, self.joint_rows, padding.most_elements, padding.run_cost))
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,7 +170,7 @@ class PaddedPort(EntryPort):
         Args:
             row_held: bytes that are counted for each.
         """
-        if rows <= way.most_rows:
+        if rows <= way.most_rows or not self._supertensor.joins:
             return [Entry(way.length, self._port, context, rows, contents, None, rows * row_held)]
         split = Split(-(-rows // way.most_rows))
         entries: list[Entry] = []

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from toutates.engine.around import AroundBackend
 from toutates.engine.lane import Batch
-from toutates.engine.packing import LARGE_OUTPUT_BYTES, OutputArray, OutputPacker
+from toutates.engine.packing import LARGE_OUTPUT_BYTES, OtherRows, OutputArray, OutputPacker
 from toutates.engine.padded.lanes import Entry, PaddedBatch
 from toutates.engine.ragged.lanes import RaggedEntry
 from toutates.engine.ragged.ragged import Ragged
@@ -55,7 +55,12 @@ class RaggedBackend(AroundBackend[RawBackend]):
         outputs = enumerate(signature.outputs)
         by_row = tuple(tensor for index, tensor in outputs if index not in ragged.outputs)
         #: of the outputs with a row for each row
-        self._packer = OutputPacker(replace(signature, outputs=by_row), model)
+        self._packer = OutputPacker(replace(signature, outputs=by_row), model, any_rows=True)
+
+    @property
+    def ragged(self) -> Ragged:
+        """How the rows of the version are joined."""
+        return self._ragged
 
     def run(self, batch: Batch, first: int, rows: int) -> Outputs | Separate:
         """See ``Backend``."""
@@ -65,7 +70,12 @@ class RaggedBackend(AroundBackend[RawBackend]):
         finally:
             self.started_ns, self.ended_ns = self._backend.started_ns, self._backend.ended_ns
         scattered = self._ragged.outputs
-        by_row = self._packer.pack([array for index, array in enumerate(arrays) if index not in scattered], rows)
+        try:
+            by_row = self._packer.pack([array for index, array in enumerate(arrays) if index not in scattered], rows)
+        except OtherRows as error:
+            if len(batch.among(first, rows)) == 1 and scattered:
+                raise ExecutionFailed(str(error)) from None  # the other outputs are cut by rows
+            raise
         if not scattered:
             return by_row
         entries = batch.among(first, rows)
@@ -84,15 +94,23 @@ class RaggedBackend(AroundBackend[RawBackend]):
 
     def run_arrays(self, inputs: Mapping[int, npt.NDArray[Any] | StringTensor]) -> Sequence[OutputArray]:
         """Run the inputs of one request, as clients send them; for warm-up."""
+        return self._run_requests(inputs, [next(iter(inputs.values())).shape[0]])
+
+    def run_each(self, inputs: Mapping[int, npt.NDArray[Any] | StringTensor]) -> Sequence[OutputArray]:
+        """Run the inputs of requests of one row each, together."""
+        return self._run_requests(inputs, [1] * next(iter(inputs.values())).shape[0])
+
+    def _run_requests(
+        self, inputs: Mapping[int, npt.NDArray[Any] | StringTensor], rows: Sequence[int]
+    ) -> Sequence[OutputArray]:
         ragged = self._ragged
         shapes = {index: tuple(array.shape[1:]) for index, array in inputs.items()}
-        rows = next(iter(inputs.values())).shape[0]
         flat = {
             index: array.reshape(-1) if index in ragged.inputs and isinstance(array, np.ndarray) else array
             for index, array in inputs.items()
         }
         try:
-            return self._backend.run_arrays({**flat, **ragged.made(self._signature, [rows], [shapes])})
+            return self._backend.run_arrays({**flat, **ragged.made(self._signature, rows, [shapes] * len(rows))})
         finally:
             self.started_ns, self.ended_ns = self._backend.started_ns, self._backend.ended_ns
 

@@ -45,7 +45,7 @@ class RaggedForm(Form):
     """Row shapes with (-1,) for ragged inputs: rows of one form may run together."""
 
     def new_batch(self, ports: int, room: int) -> RowPool:
-        return RowPool(self, RowsInOrder(self.batch_rows, self.padding.most_elements))
+        return RowPool(self, RowsInOrder(self.joint_rows, self.padding.most_elements))
 
 
 class RaggedLane(Lane):

@@ -105,6 +105,8 @@ class SequenceServable:
     ) -> None:
         self._model = model
         self._by_row, self._on_end = by_row, on_end
+        #: whether rows of several sequences may share a run
+        self._joins = all([instance.joins for instance in instances])
         self._tensors = tensors
         self._bounds = bounds
         self._instances = list(instances)
@@ -228,6 +230,9 @@ class SequenceServable:
                         self._wake_at(due_ns)
                         return
                     rows = self._scheduler.choose(instance)
+                    if not self._joins and sum([row is not None for row in rows]) > 1:
+                        self._alone[instance].extend(self._by_itself(rows, at) for at, row in enumerate(rows) if row)
+                        rows = self._alone[instance].popleft()
                 self._is_busy[instance] = True
             if self._run(instance, rows):
                 return
@@ -239,7 +244,7 @@ class SequenceServable:
         unwanted = [row for row, still in zip(rows, left, strict=True) if row is not None and still is None]
         for row in unwanted:
             self._cancel(row)
-        if not self._scheduler.rules.by_slot:
+        if not (self._scheduler.rules.by_slot and self._joins):
             left = [row for row in left if row is not None]
         while left and left[-1] is None:
             left.pop()
@@ -358,7 +363,11 @@ class SequenceServable:
         """A batch has run, or failed. In the thread that has run it."""
         outputs = outcome.outputs
         wanted = [row for row in rows if row is not None]
-        alone = outcome.error is not None and len(wanted) > 1 and not isinstance(outcome.error, Overloaded | TooLate)
+        many = len(wanted) > 1
+        if outputs is not None and outputs.forms is not None:
+            outcome = self._other_rows(rows, outcome)
+            outputs, many = outcome.outputs, len(rows) > 1
+        alone = outcome.error is not None and many and not isinstance(outcome.error, Overloaded | TooLate)
         states: list[RowStates] = []
         sizes: list[int] = []
         if outputs is not None and self._tensors.states:
@@ -400,8 +409,31 @@ class SequenceServable:
             with self._lock:
                 self._wake_at(0)
 
+    def _other_rows(self, rows: Rows, outcome: Outcome) -> Outcome:
+        """What becomes of a batch that has given another number of rows than went in.
+
+        One of a single row is that row's; others are run again row by row, as all are from now on.
+        """
+        assert outcome.outputs is not None
+        if len(rows) == 1:
+            forms = outcome.outputs.forms or {}
+            if not any([own.output in forms for own in self._tensors.states]):
+                return outcome
+            return _failure(ExecutionFailed(f"model '{self._model}' gives states of another number of rows than 1"))
+        with self._lock:
+            was_joined, self._joins = self._joins, False
+        if was_joined:
+            logger.warning(
+                "model '%s': a run of %d rows of sequences has given another number of rows; sequences do not share "
+                "runs any more",
+                self._model,
+                len(rows),
+                extra={"model": self._model},
+            )
+        return _failure(ExecutionFailed(f"model '{self._model}' gives another number of rows than it gets"))
+
     def _by_itself(self, rows: Rows, at: int) -> Rows:
-        return [*([None] * at), rows[at]] if self._scheduler.rules.by_slot else [rows[at]]
+        return [*([None] * at), rows[at]] if self._scheduler.rules.by_slot and self._joins else [rows[at]]
 
     def _keep(self, sequence: Running[SequenceRequest], states: RowStates | None) -> None:
         """Keep the states of a sequence, None for none. With the lock held."""
@@ -493,6 +525,11 @@ class SequenceServable:
     def signature(self) -> Signature:
         """See ``Servable``: what clients see."""
         return self._tensors.signature
+
+    @property
+    def joins(self) -> bool:
+        """See ``Servable``. Requests of one sequence never do."""
+        return self._joins
 
     @property
     def ready(self) -> bool:

@@ -44,6 +44,7 @@ class Declared:
         model: the model's name.
         max_batch_size: as the file has it; 0 if it has none.
         inputs, outputs: () where the file leaves them to the graph.
+        is_unbatched: whether the file says that the model is not batched, and does not only leave that out.
     """
 
     source: Path
@@ -51,6 +52,7 @@ class Declared:
     max_batch_size: int
     inputs: tuple[DeclaredTensor, ...] = ()
     outputs: tuple[DeclaredTensor, ...] = ()
+    is_unbatched: bool = False
 
     @property
     def is_complete(self) -> bool:
@@ -75,7 +77,7 @@ class Declared:
         problems = Problems(self.source)
         whole = [*inputs, *outputs]
         batchable = bool(whole) and all(tensor.shape[:1] == (-1,) and not tensor.optional for tensor in whole)
-        batched = self.max_batch_size > 0 or (batchable and not self.is_complete)
+        batched = self.max_batch_size > 0 or (batchable and not self.is_complete and not self.is_unbatched)
         if self.max_batch_size and not self.is_complete and not batchable:
             fixed = [tensor.name for tensor in whole if tensor.shape[:1] != (-1,) or tensor.optional]
             problems.add(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
@@ -14,12 +15,15 @@ from toutates.protocol.names import with_client_names
 from toutates.system.errors import ConfigurationError
 from toutates.system.text import one_line
 
-__all__ = ["PBTXT_NAME", "config_of", "parse_pbtxt", "read_pbtxt", "read_pbtxt_file", "write_pbtxt"]
+__all__ = ["PBTXT_NAME", "config_of", "parse_pbtxt", "read_pbtxt", "read_pbtxt_file", "says_batch_size", "write_pbtxt"]
 
 PBTXT_NAME: Final = "config.pbtxt"
 
 #: A thousand times what a real file holds; the text parser of pure-Python protobuf takes seconds for more.
 _MAX_FILE_BYTES: Final = 2**20
+#: What names no field: texts and comments.
+_NO_FIELDS: Final = re.compile(rb"""\"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|#[^\n]*""")
+_BATCH_SIZE: Final = re.compile(rb"\bmax_batch_size\s*:")
 
 
 def read_pbtxt(source: Path) -> ModelConfig | None:
@@ -43,6 +47,11 @@ def read_pbtxt_file(source: Path) -> bytes | None:
     except ConfigurationError as error:
         # Whose text begins with "failed to read" already.
         raise _failed(source, error.problem.removeprefix("cannot be read: "), error.remedy) from error
+
+
+def says_batch_size(data: bytes) -> bool:
+    """Whether a file has ``max_batch_size``, which may be 0: a message does not tell that from no field at all."""
+    return b"max_batch_size" in data and _BATCH_SIZE.search(_NO_FIELDS.sub(b"", data)) is not None
 
 
 def config_of(data: bytes, source: Path) -> ModelConfig:

@@ -229,6 +229,8 @@ class ModelSettings:
         output_shapes: the same for outputs.
         profiling: None for off.
         batching: False keeps a model unbatched whose graph would allow it.
+        joined_by: the key by which the configuration says that rows of several requests may share a run; "" where it
+            leaves that to be found out. It is not compared, as it has two names.
         max_queue_delay_us: how long a batch that is smaller than any preferred size may wait for more rows, from when
             its oldest request came; 0 for not at all.
         preferred_batch_sizes: sizes at which a batch does not wait; () for ``batch_size`` alone.
@@ -269,6 +271,7 @@ class ModelSettings:
     capacity_bytes: int | None = None
     max_queue_size: int = 0
     batching: bool = True
+    joined_by: str = field(default="", compare=False)
     max_queue_delay_us: int = 0
     preferred_batch_sizes: tuple[int, ...] = ()
     preserve_ordering: bool = False
@@ -370,6 +373,7 @@ def _ensemble_settings(section: Section) -> ModelSettings:
 def _model_settings(section: Section, backends: Sequence[str]) -> ModelSettings:
     """Read every key; what is wrong goes to the section's list, with a stand-in value that is never used."""
     defaults = ModelSettings()
+    batching = section.optional_flag("batching")
     settings = ModelSettings(
         backend=section.choice("backend", backends),
         batch_size=section.integer("batch_size", MAX_BATCH_SIZE, defaults.batch_size),
@@ -381,7 +385,8 @@ def _model_settings(section: Section, backends: Sequence[str]) -> ModelSettings:
         input_shapes=section.shapes("input_shapes"),
         output_shapes=section.shapes("output_shapes"),
         profiling=_profiling(section.mapping("profiling", "profiling: {file_prefix: ort_profile}")),
-        batching=section.optional_flag("batching") is not False,
+        batching=batching is not False,
+        joined_by="batching: true" if batching else "",
         max_queue_delay_us=section.optional_integer("max_queue_delay_us", MAX_DELAY_US, 100, lowest=0) or 0,
         preferred_batch_sizes=section.integers("preferred_batch_sizes", MAX_BATCH_SIZE, "[4, 8]"),
         preserve_ordering=bool(section.optional_flag("preserve_ordering")),

@@ -2,7 +2,8 @@
 
 What is left out is completed as Triton does for ONNX models, but for the defaults of this server: ``max_batch_size``
 becomes 64 where Triton takes 4, and there is one instance where Triton has two on the CPU. Where ``input`` and
-``output`` are both there, nothing is completed: without ``max_batch_size`` the model is not batched.
+``output`` are both there, nothing is completed: without ``max_batch_size`` the model is not batched. It is not either
+where ``max_batch_size: 0`` is written.
 
 A batched model's requests are joined with or without ``dynamic_batching``. ``max_batch_size`` promises that rows do not
 depend on each other, and clients may put any rows together; joining others' makes none of them wait.
@@ -19,7 +20,7 @@ from typing import Final, TypeVar
 
 from toutates.models.config.declared import Declared
 from toutates.models.config.other_kinds import PYTORCH_RUNTIME, backend_of_platform
-from toutates.models.config.pbtxt import PBTXT_NAME, config_of, read_pbtxt_file
+from toutates.models.config.pbtxt import PBTXT_NAME, config_of, read_pbtxt_file, says_batch_size
 from toutates.models.config.problems import Problems
 from toutates.models.config.queues import triton_policies, waiting_requests
 from toutates.models.config.settings import (
@@ -138,7 +139,7 @@ def read_triton_configuration(model_dir: Path, name: str = "") -> TritonConfigur
             given.name = model
         declared = replace(known.declared, source=source, model=model)
         return replace(known, source=source, declared=declared, given=given)
-    found = triton_configuration(config_of(data, source), model, source)
+    found = triton_configuration(config_of(data, source), model, source, says_batch_size=says_batch_size(data))
     if len(data) <= _REMEMBERED_BYTES:
         _KNOWN.put(key, found)
     return found
@@ -150,25 +151,29 @@ def _without_name(data: bytes, model: str) -> bytes:
     return data[found.end() :] if found is not None and found[2] == model.encode() else data
 
 
-def triton_configuration(config: ModelConfig, model: str, source: Path) -> TritonConfiguration:
+def triton_configuration(
+    config: ModelConfig, model: str, source: Path, *, says_batch_size: bool = False
+) -> TritonConfiguration:
     """What a ModelConfig says, wherever it comes from.
 
     Args:
         config: the message.
         model: name of the model's directory.
         source: what errors name; paths are taken from nowhere but the message.
+        says_batch_size: whether ``max_batch_size`` was written: 0 then switches batching off.
 
     Raises:
         ConfigurationError: the model cannot be served so; with a line for each problem.
     """
-    return _Reader(config, model, source).read()
+    return _Reader(config, model, source, says_batch_size=says_batch_size).read()
 
 
 class _Reader:
     """Goes through one ModelConfig; what is wrong is collected."""
 
-    def __init__(self, config: ModelConfig, model: str, source: Path) -> None:
+    def __init__(self, config: ModelConfig, model: str, source: Path, *, says_batch_size: bool) -> None:
         self._config, self._model, self._source = config, model, source
+        self._says_batch_size = says_batch_size
         self._problems = Problems(source)
         self._ignored: list[str] = []
 
@@ -208,7 +213,14 @@ class _Reader:
         return TritonConfiguration(
             self._source,
             settings,
-            Declared(self._source, self._model, config.max_batch_size, inputs, outputs),
+            Declared(
+                self._source,
+                self._model,
+                config.max_batch_size,
+                inputs,
+                outputs,
+                is_unbatched=self._says_batch_size and not config.max_batch_size,
+            ),
             config,
             policy,
             tuple(self._ignored),
@@ -297,7 +309,7 @@ class _Reader:
         most = config.max_batch_size
         if not 0 <= most <= MAX_BATCH_SIZE:
             self._problems.add("max_batch_size", f"is not from 0 to {MAX_BATCH_SIZE}", most, "write such as 64")
-        complete = bool(config.input and config.output)
+        complete = bool(config.input and config.output) or self._says_batch_size
         batch_size = most if most > 0 else 1 if complete else settings.batch_size
         for size in batching.preferred_batch_size:
             if not 1 <= size <= batch_size:
@@ -319,6 +331,7 @@ class _Reader:
         return replace(
             settings,
             batching=most > 0 or not complete,
+            joined_by="dynamic_batching" if config.HasField("dynamic_batching") else "",
             batch_size=batch_size,
             capacity=max(-(-DEFAULT_ROWS // batch_size), settings.capacity),
             max_queue_delay_us=batching.max_queue_delay_microseconds,

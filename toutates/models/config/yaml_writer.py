@@ -36,7 +36,10 @@ def write_yaml(settings: ModelSettings) -> str:
         _line("max_queue_size", settings.max_queue_size, "as many requests as there are rows"),
         _line("num_executors", settings.num_executors),
         _line("allocator", settings.allocator),
-        _line("batching", settings.batching),
+        # Written, true is the operator's word that rows are independent.
+        "# batching: found out when the model is loaded"
+        if settings.batching and not settings.joined_by
+        else _line("batching", settings.batching),
         _line("max_queue_delay_us", settings.max_queue_delay_us),
         _line("preferred_batch_sizes", list(settings.preferred_batch_sizes), "batch_size alone"),
         _line("preserve_ordering", settings.preserve_ordering),

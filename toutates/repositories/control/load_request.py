@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +17,8 @@ from toutates.system.text import one_line
 __all__ = ["failed", "override_of"]
 
 _MAX_CONFIG: Final = 2**20  # characters
+#: Names of ``max_batch_size`` in JSON.
+_BATCH_SIZE_NAMES: Final = frozenset({"max_batch_size", "maxBatchSize"})
 
 
 def failed(name: str) -> str:
@@ -40,6 +43,7 @@ def override_of(name: str, text: str) -> TritonConfiguration:
             f"{failed(name)}: load parameter 'config' is not a ModelConfig in JSON: {shown}"
         ) from error
     try:
-        return triton_configuration(config, name, Path("config"))
+        says = _BATCH_SIZE_NAMES & json.loads(text).keys()
+        return triton_configuration(config, name, Path("config"), says_batch_size=bool(says))
     except ConfigurationError as error:
         raise InvalidRequest(f"{failed(name)}: {error}") from error

@@ -1,0 +1,101 @@
+"""Probes the rows of a version of an ONNX model (``backends.probing``), once for equal files."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from toutates.backends.onnx.graph_facts import facts_of
+from toutates.backends.onnx.provider_names import TENSORRT
+from toutates.backends.onnx.session import ModelSession
+from toutates.backends.probing import NOT_TRIED, Verdict, probe, sample_lengths
+from toutates.engine.ragged.backend import RaggedBackend
+from toutates.models.config.configuration import VersionConfiguration
+from toutates.protocol.signature import Signature
+from toutates.system.remembered import Remembered
+
+__all__ = ["probe_rows"]
+
+#: Of a run that takes less, a probe takes no longer than to read the file.
+_QUICK_NS: Final = 50_000
+
+#: A probe computes so many rows at least.
+_ROW_RUNS: Final = 8
+
+#: What was found, by the content of a file and by what else a probe depends on.
+_KNOWN: Final[Remembered[tuple[object, ...], Verdict]] = Remembered(1_024)
+
+
+def probe_rows(
+    session: ModelSession | RaggedBackend,
+    graph: Signature,
+    configuration: VersionConfiguration,
+    providers: Sequence[str],
+    row_ns: int,
+) -> Verdict:
+    """Find whether the rows of a version depend on each other. Blocks, for a second at most.
+
+    Args:
+        session: of the version, which was warmed up; nothing else uses it.
+        graph: the tensors of a run.
+        configuration: of the version.
+        providers: the names of the execution providers that it is served with.
+        row_ns: how long a run of one row takes, nanoseconds; 0 if that is not known.
+    """
+    settings, path = configuration.settings, configuration.folder.model_path
+    if not graph.batched:
+        return Verdict()
+    lengths = sample_lengths(settings, graph)
+    joint_rows = 0
+    if providers[0] == TENSORRT:
+        # An engine is built for each shape, which takes minutes: only those of the warm-up are there.
+        sizes = {sample.batch_size for sample in settings.warmup}
+        if lengths is None or 1 not in sizes or max(sizes) == 1:
+            remedy = "a row, and several, were not warmed up, and TensorRT builds an engine for each shape"
+            return Verdict(skipped=f"{NOT_TRIED}{remedy}; write warm-up samples of 1 row and of 4, of the same dims")
+        joint_rows = min(sizes - {1})
+    ragged = session.ragged if isinstance(session, RaggedBackend) else None
+    run = partial(
+        probe,
+        session,
+        graph,
+        row_ns=row_ns,
+        says_joined=settings.joined_by,
+        lengths=lengths,
+        facts=partial(facts_of, path),
+        run_joined=session.run_each if isinstance(session, RaggedBackend) else None,
+        uncounted=tuple(ragged.outputs) if ragged is not None else (),
+        joint_rows=joint_rows,
+    )
+    digest = _digest(path, configuration.folder.size, row_ns) if ragged is None else b""
+    if not digest:
+        return run()
+    key = (digest, graph, settings.joined_by, tuple((lengths or {}).items()), tuple(providers), joint_rows)
+    known = _KNOWN.get(key)
+    if known is None:
+        known = run()
+        if not known.skipped:  # which may be different when the machine is less busy
+            _KNOWN.put(key, known)
+    return known
+
+
+def _digest(path: Path, size: int | None, row_ns: int) -> bytes:
+    """The digest of a model that is all in one file; empty where a probe takes no longer than to read that.
+
+    Args:
+        path: of the graph's file.
+        size: bytes of all files of the version; None if that is not known.
+        row_ns: how long a run of one row takes, nanoseconds.
+    """
+    # It is read at a byte or two in each nanosecond.
+    if size is None or row_ns < _QUICK_NS or size > _ROW_RUNS * row_ns:
+        return b""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").digest() if os.fstat(file.fileno()).st_size == size else b""
+    except OSError:  # it has just been removed
+        return b""
