@@ -225,11 +225,13 @@ def received(array: Array) -> Piece:
 def rows_of(outputs: Outputs, first: int, rows: int, signature: Signature) -> list[Any]:
     """Some rows of every output, as a service cuts them."""
     cut: list[Any] = []
-    for data, size, shape, spec in zip(
-        outputs.data, outputs.row_bytes, outputs.row_shapes, signature.outputs, strict=True
-    ):
+    columns = zip(outputs.data, outputs.row_bytes, outputs.row_shapes, signature.outputs, strict=True)
+    for index, (data, size, shape, spec) in enumerate(columns):
         whole = (rows, *shape) if signature.batched else shape
-        if isinstance(data, EncodedStrings):
+        if outputs.forms is not None and index in outputs.forms:
+            assert not isinstance(data, EncodedStrings)
+            cut.append(np.frombuffer(data, spec.datatype.numpy).reshape(outputs.forms[index][1]))
+        elif isinstance(data, EncodedStrings):
             encoded = data.rows(first, rows) if signature.batched else data.content
             strings = StringRows.received(encoded, whole, tensor="y", model="m")
             cut.append(np.array(join_rows([strings], whole).elements(), object).reshape(whole))

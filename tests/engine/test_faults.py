@@ -153,11 +153,9 @@ def test_numbers_that_are_none_are_passed_on(width: int | str) -> None:
         (np.zeros((2, 4), np.float64), "FP64 [2, 4], expected FP32 [2, -1] for a batch of 2 rows"),
         (EncodedStrings.of([b""] * 8, (2, 4)), "BYTES [2, 4], expected FP32 [2, -1] for a batch of 2 rows"),
         (np.zeros((2, 4), np.complex64), "complex64 [2, 4], expected FP32 [2, -1] for a batch of 2 rows"),
-        (np.zeros((3, 4), np.float32), "FP32 [3, 4], expected FP32 [2, -1] for a batch of 2 rows"),
-        (np.zeros((1, 4), np.float32), "FP32 [1, 4], expected FP32 [2, -1] for a batch of 2 rows"),
+        (np.zeros((3, 4), np.float64), "FP64 [3, 4], expected FP32 [2, -1] for a batch of 2 rows"),
         (np.zeros((2,), np.float32), "FP32 [2], expected FP32 [2, -1] for a batch of 2 rows"),
         (np.zeros((2, 4, 1), np.float32), "FP32 [2, 4, 1], expected FP32 [2, -1] for a batch of 2 rows"),
-        (np.zeros((), np.float32), "FP32 [], expected FP32 [2, -1] for a batch of 2 rows"),
     ],
 )
 def test_what_the_model_did_not_promise_is_named_and_nobodys_answer(
@@ -172,6 +170,28 @@ def test_what_the_model_did_not_promise_is_named_and_nobodys_answer(
             [error] = rig.worker.collect("a")
         assert isinstance(error, ExecutionFailed)
         assert str(error) == f"model 'm' returned output 'y' as {text}"
+        assert_serves(rig)
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (1, 4), (0, 4), ()])
+def test_another_number_of_rows_is_all_of_one_request_and_parts_several(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = Rig(DOUBLE_LENGTHS)
+    with rig.running():
+        with monkeypatch.context() as patch:
+            patch.setattr(rig.sessions[0], "run_bound_dynamic", lambda binding: [np.ones(shape, np.float32)])
+            rig.worker.add("a", rig.lane((4,)), rows(2))
+            rig.worker.end_round()
+            npt.assert_array_equal(rig.worker.collect("a")[0], np.ones(shape))
+            assert rig.supertensor.joins
+            for name in "bcd":
+                rig.worker.add(name, rig.lane((4,)), rows(2))
+            rig.worker.end_round()
+            for name in "bcd":
+                npt.assert_array_equal(rig.worker.collect(name)[0], np.ones(shape))
+        assert not rig.supertensor.joins
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
         assert_serves(rig)
 
 

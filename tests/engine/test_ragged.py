@@ -344,11 +344,6 @@ def test_the_memory_of_a_longest_count_is_counted() -> None:
             "model 'm' returned output 'area' as int32 [1, 1], expected INT32 of 6 elements: the shapes of input "
             "'pixels' say so",
         ),
-        (
-            RaggedSettings({"pixels": (-1, -1, -1)}, PICTURE_SETTINGS.made),
-            {},
-            "model 'm' returned output 'same' as FP32 [6], expected FP32 [1] for a batch of 1 row",
-        ),
     ],
 )
 def test_outputs_of_another_size_than_promised_are_errors(
