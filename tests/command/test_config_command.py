@@ -92,7 +92,7 @@ def test_the_printed_yaml_gives_the_same_configuration(
     assert effective(tmp_path / name) == before
     # All keys are there, as keys or as comments, but for an ensemble's, which are not for a model by itself.
     named = {line.strip("# ").partition(":")[0] for line in printed.splitlines()}
-    assert {*ModelSettings.__dataclass_fields__, *KEYS, "backend"} - {"ensemble", "policies"} <= named
+    assert {*ModelSettings.__dataclass_fields__, *KEYS, "backend"} - {"ensemble", "policies", "joined_by"} <= named
 
 
 def test_without_its_pbtxt_the_printed_yaml_says_the_same_but_for_the_versions(

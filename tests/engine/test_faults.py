@@ -184,13 +184,13 @@ def test_another_number_of_rows_is_all_of_one_request_and_parts_several(
             rig.worker.add("a", rig.lane((4,)), rows(2))
             rig.worker.end_round()
             npt.assert_array_equal(rig.worker.collect("a")[0], np.ones(shape))
-            assert rig.supertensor.joins
+            joined = [rig.supertensor.joins]
             for name in "bcd":
                 rig.worker.add(name, rig.lane((4,)), rows(2))
             rig.worker.end_round()
             for name in "bcd":
                 npt.assert_array_equal(rig.worker.collect(name)[0], np.ones(shape))
-        assert not rig.supertensor.joins
+        assert [*joined, rig.supertensor.joins] == [True, False]
         assert [record.levelname for record in caplog.records] == ["WARNING"]
         assert_serves(rig)
 

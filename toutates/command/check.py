@@ -281,8 +281,8 @@ def _note(folder: ModelFolder, version: VersionFolder, inspected: InspectedVersi
         most = f"at most {settings.ragged.max_batch_elements} elements a batch"
         shown = f"rows of any shape end to end, {most} and {_size(inspected.capacity_bytes)} in all"
     report.facts.append(f"{folder.name} {version.number}: {'batched' if signature.batched else 'unbatched'}, {shown}")
-    if inspected.advice:
-        report.facts.append(f"{folder.name} {version.number}: {inspected.advice}")
+    for said in filter(None, (inspected.advice, *inspected.notices)):
+        report.facts.append(f"{folder.name} {version.number}: {one_line(said)}")
 
 
 #: What to do, by a pattern in ONNX Runtime's error.

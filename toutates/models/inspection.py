@@ -26,6 +26,7 @@ class InspectedVersion:
         settings: the configuration's, with everything that the model's file has said.
         backend: what a ModelConfig says of its backend.
         warnings: settings in its files that have no effect or may be mistakes, one sentence each.
+        notices: what else the operator should know of it, one sentence each.
         advice: how it could use cores that are idle, if it was run; "" if there is nothing to say.
         dependent: what can be said of the versions of other models that it is made of; None for a model by itself.
         own_config: its ModelConfig, where that is not made of the settings.
@@ -42,6 +43,7 @@ class InspectedVersion:
     dependent: Dependent | None = None
     own_config: ModelConfig | None = None
     decoupled: bool = False
+    notices: tuple[str, ...] = ()
 
     @property
     def member(self) -> Member:
@@ -60,10 +62,13 @@ class InspectedVersion:
         advice: str = "",
         *,
         decoupled: bool = False,
+        notices: tuple[str, ...] = (),
     ) -> InspectedVersion:
         """A version whose settings are completed here."""
         settings = completed(configuration.settings, signature, backend)
-        return cls(model, configuration, signature, settings, backend, warnings, advice, decoupled=decoupled)
+        return cls(
+            model, configuration, signature, settings, backend, warnings, advice, decoupled=decoupled, notices=notices
+        )
 
     @property
     def batch(self) -> tuple[int, int] | None:

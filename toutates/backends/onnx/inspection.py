@@ -82,15 +82,17 @@ def inspect_graph(
         run_ns = warm_up([_runner(session, checked, model)], once, graph, model, folder.model_dir)
     elif try_warmup and served_by[0] == CPU:
         run_ns = time_row(_runner(session, checked, model), graph)
+    notices: tuple[str, ...] = ()
     if try_warmup:
         found = probe_rows(_runner(session, checked, model), graph, configuration, served_by, run_ns)
-        warnings = (*warnings, *filter(None, (found.warning, found.skipped)))
+        warnings = (*warnings, found.warning) if found.warning else warnings
+        notices = (found.skipped,) if found.skipped else ()
     advice = ""
     if served_by[0] == CPU:
         threads, cores = prepared.options[0].intra_threads, usable_cores(Placement())
         advice = idle_cores_advice(run_ns, settings, threads, cores, configuration.source.name)
     seen = signature if tensors is None else tensors.signature
-    return InspectedVersion.of(model, configuration, seen, ONNX_NAME, warnings, advice)
+    return InspectedVersion.of(model, configuration, seen, ONNX_NAME, warnings, advice, notices=notices)
 
 
 def _runner(session: InferenceSession, checked: CheckedGraph, model: str) -> ModelSession | RaggedBackend:

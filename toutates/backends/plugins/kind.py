@@ -149,6 +149,8 @@ class PluginKind:
         settings, signature, folder = configuration.settings, loaded.signature, configuration.folder
         plain = loaded.plain
 
+        notices: list[str] = []
+
         def run() -> None:
             row_ns = 0
             if try_warmup and settings.warmup:
@@ -158,13 +160,20 @@ class PluginKind:
                 row_ns = time_row(plain[0], signature)
             if try_warmup and loaded.independent_rows is None:
                 rows = _probe(loaded, settings, row_ns)
-                loaded.warnings.extend(filter(None, (rows.warning, rows.skipped)))
+                loaded.warnings += [rows.warning] if rows.warning else []
+                notices.append(rows.skipped)
 
         if plain:
             self._run_limited(run, loaded, configuration)
         loaded.close()
         return InspectedVersion.of(
-            model, configuration, loaded.seen, _described(loaded), tuple(loaded.warnings), decoupled=loaded.decoupled
+            model,
+            configuration,
+            loaded.seen,
+            _described(loaded),
+            tuple(loaded.warnings),
+            decoupled=loaded.decoupled,
+            notices=tuple(filter(None, notices)),
         )
 
     def _run_limited(self, run: Callable[[], None], loaded: LoadedVersion, configuration: VersionConfiguration) -> None:
