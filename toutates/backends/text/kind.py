@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,17 +16,16 @@ from toutates.backends.onnx.provider_names import ON_CPU
 from toutates.backends.text.computing import Computing
 from toutates.backends.text.encoder import Encoder, Graph, Table
 from toutates.backends.text.folder import TextFolder, read_folder
-from toutates.backends.text.interface import DEFAULT_OPTIONS, SparseVector, Task, TextError, TextInfo, VectorForm
+from toutates.backends.text.interface import Task, TextInfo, VectorForm
 from toutates.backends.text.queue import TextQueue
 from toutates.backends.text.reading import Reader
 from toutates.backends.text.servable import TextServable
-from toutates.backends.text.steps import ACTIVATIONS, POOLING_MODES, Normalize, Pooling
+from toutates.backends.text.steps import POOLING_MODES, Normalize, Pooling
 from toutates.backends.text.tokenizing import WordTokenizer, load_tokenizer
-from toutates.backends.text.work import Row, Settled, TextRequest
+from toutates.backends.text.trying import probe_texts, try_texts
 from toutates.engine.budget import Keys
 from toutates.engine.lengths import Buckets
 from toutates.engine.padded.padding import PaddedInput, Padding
-from toutates.engine.result import Timing
 from toutates.engine.supertensor import QUICK_NS, SuperTensor
 from toutates.models.config.configuration import VersionConfiguration
 from toutates.models.config.describe import BackendName, model_config
@@ -231,7 +229,10 @@ class TextKind:
         )
         if source.left_over:
             raise source.refused(source.left_over[0], "is no parameter of text models", f"one of {', '.join(_KEYS)}")
-        dimensions, run_ns = _try(folder, reader, computing, info)
+        dimensions, run_ns = try_texts(folder, reader, computing, info)
+        rows = probe_texts(folder, reader, computing, info, run_ns, settings.joined_by)
+        if rows.warning:
+            warnings.append(rows.warning)
         info = replace(info, dimensions=dimensions)
         if info.task is not Task.EMBED and dimensions != len(info.labels):
             raise ModelLoadError(
@@ -246,7 +247,7 @@ class TextKind:
             reader,
             computing,
             # A text of a table costs the same whatever it shares a batch with.
-            settings.batch_size if encoder.pads else max(settings.batch_size, _TABLE_ROWS),
+            (settings.batch_size if rows.joins else 1) if encoder.pads else max(settings.batch_size, _TABLE_ROWS),
             Buckets(sorted({min(one, limit) for one in Buckets().up_to(limit)}) if encoder.pads else [limit]),
             tuple(warnings),
             run_ns,
@@ -376,58 +377,3 @@ def _tensors(info: TextInfo) -> tuple[list[TensorSpec], list[TensorSpec]]:
 
 def _described(folder: TextFolder) -> BackendName:
     return BackendName(NAME, filename=str(folder.graph.relative_to(folder.path)) if folder.graph is not None else "")
-
-
-# --- the first run ---------------------------------------------------------------------------------------------------
-
-
-def _try(folder: TextFolder, reader: Reader, computing: Computing, info: TextInfo) -> tuple[int, int]:
-    """Compute a short text and a longer one together, twice, because the first run also allocates memory.
-
-    Returns:
-        The dimensions of what the model makes, and how long the second run took, nanoseconds.
-
-    Raises:
-        ModelLoadError: it cannot be computed.
-    """
-    settled = Settled(
-        options=DEFAULT_OPTIONS,
-        special=folder.special,
-        limit=info.max_tokens,
-        cuts=True,
-        left=False,
-        prompt="",
-        prompt_tokens=0,
-        normalize=False,
-        dimensions=folder.dimensions,
-        activation=ACTIVATIONS["Identity"],
-        skips=False,
-    )
-    texts = ["a text to see that the model computes", "words " * 12]
-    pairs = [(text, text) for text in texts] if info.task is not Task.EMBED else texts
-    request = TextRequest(pairs, settled, _Nobody(), None, lambda by_ns: True, 0, 0)
-    read = reader.read([(request, 0, 2)])
-    if read.failed:
-        raise ModelLoadError(f"the tokenizer cannot read a text: {read.failed[0][1]}")
-    rows: list[Row] = read.rows
-    length = max(len(row.ids) for row in rows)
-    try:
-        computing.run(rows, length)
-        began_ns = time.monotonic_ns()
-        found = computing.run(rows, length)
-        run_ns = time.monotonic_ns() - began_ns
-    except Exception as error:
-        raise ModelLoadError(f"the model cannot compute a text: {error}") from error
-    first = found[0]
-    if isinstance(first, TextError):
-        raise ModelLoadError(f"the model cannot compute a text: {first}")
-    if not isinstance(first, SparseVector):
-        return int(first.shape[-1]), run_ns
-    return first.size, run_ns
-
-
-class _Nobody:
-    """Takes what nobody waits for."""
-
-    def finish(self, requests: Sequence[TextRequest], timing: Timing) -> None:
-        """See ``Sink``."""
