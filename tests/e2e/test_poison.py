@@ -255,12 +255,6 @@ def test_outputs_below_four_bytes_are_compared_between_two_servers(
     assert not follows((answers["nothing"][0], answers["nothing"][1]))
 
 
-def test_a_pattern_that_is_none_ends_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "yes")
-    with pytest.raises(ValueError, match="32 hexadecimal digits"):
-        serve(tmp_path, lambda inside: None)
-
-
 NEG_AND_INPUT = graph(
     [helper.make_node("Neg", ["x"], ["y"])],
     [tensor("x", ["n", 4])],
