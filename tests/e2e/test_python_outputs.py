@@ -73,6 +73,13 @@ def execute(self, requests):
 """
 
 
+SEQUENCE = """
+def execute(self, requests):
+    arrays = [input_of(request) for request in requests]
+    return [answer(r, np.float32(3) if (x < 0).any() else x.astype('f8')) for r, x in zip(requests, arrays)]
+"""
+
+
 @pytest.fixture(scope="module", params=["process", "thread"])
 def server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
     root = tmp_path_factory.mktemp("models")
@@ -91,6 +98,10 @@ def server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     add_model(root, "calling", CALLING)
     add_model(root, "sending", SENDING, more=MORE + "model_transaction_policy { decoupled: true }")
     add_model(root, "stacked", STACKED, more=_PARAMETER % "toutates.stacked" + "dynamic_batching {}")
+    for name, more in (("rows", ""), ("stacked", _PARAMETER % "toutates.stacked")):
+        add_model(root, f"sequence_{name}", STACKED if more else SEQUENCE, more=more + _SEQUENCES)
+    for name in ("a_scalar", "float64"):
+        add_ensemble(root, f"on_{name}", pbtxt(["IN FP32 [4]"], ["OUT FP32 [4]"], [step(name, "x=IN", "y=OUT")]))
     add_model(root, "strict", giving("x.astype('f8')"), more=_PARAMETER % "toutates.strict_outputs")
     add_graph(root, "double", MODELS["double"])
     add_ensemble(root, "sent_on", pbtxt(["IN FP32 [4]"], ["OUT FP32 [4]"], [step("batched_float64", "x=IN", "y=OUT")]))
@@ -106,6 +117,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
         yield process
 
 
+_SEQUENCES = "sequence_batching { oldest { max_candidate_sequences: 8 max_queue_delay_microseconds: 1000 } }"
 _PARAMETER = 'parameters { key: "%s" value { string_value: "true" } }\n'
 #: Leaves z out of its first answer alone.
 _SHORT = """
@@ -300,6 +312,48 @@ def test_rows_that_the_server_has_joined_are_divided_or_an_error_says_why(client
 
     wait_until(meet)
     assert all("cannot be divided among them, because its first dimension is not" in text for text in texts)
+
+
+@pytest.mark.parametrize("name", ["on_a_scalar", "on_float64"])
+def test_requests_of_an_ensemble_that_go_together_get_what_is_theirs(
+    client: Any, server: ServerProcess, name: str
+) -> None:
+    def one(number: int) -> None:
+        rows = np.full((1 + number % 3, 4), number, np.float32)
+        result = client.infer(name, [input_of(rows, name="IN")])
+        if name == "on_a_scalar":
+            assert (described(result, "OUT"), result.as_numpy("OUT")) == (("FP32", []), 3)
+        else:
+            npt.assert_array_equal(result.as_numpy("OUT"), rows.astype("f8"))
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(one, range(200)))
+    assert "ensemble 'on_float64': its requests go through its models one by one" not in server.log
+
+
+@pytest.mark.parametrize("name", ["sequence_rows", "sequence_stacked"])
+def test_rows_of_sequences_get_what_is_theirs(client: Any, name: str) -> None:
+    refused: list[str] = []
+
+    def one(sequence: int) -> None:
+        for step_of in range(6):
+            number = -1 if (sequence, step_of) == (3, 3) else 10 * sequence + step_of
+            rows = np.full((1, 4), number, np.float32)
+            flags = {"sequence_start": step_of == 0, "sequence_end": step_of == 5}
+            try:
+                result = client.infer(name, [input_of(rows)], sequence_id=sequence, **flags)
+            except utils.InferenceServerException as error:  # of rows that it has seen with those of -1
+                refused.append(str(error))
+                continue
+            if described(result) == ("FP64", [1, 4]):
+                npt.assert_array_equal(result.as_numpy("y"), rows.astype("f8"))
+            else:
+                assert (number, result.as_numpy("y")) == (-1, 3)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(one, range(1, 9)))
+    assert name == "sequence_stacked" or not refused
+    assert all("cannot be divided" in text for text in refused)
 
 
 def test_a_strict_model_has_todays_errors(client: Any) -> None:

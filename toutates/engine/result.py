@@ -104,6 +104,39 @@ class Outputs:
             forms=self.forms,
         )
 
+    def is_divisible(self, rows: int) -> bool:
+        """Whether all ``forms`` of a run of so many rows have these as their first dimension."""
+        return self.forms is None or all(shape[:1] == (rows,) for _, shape in self.forms.values())
+
+    def part(self, first: int, rows: int, total: int) -> Outputs:
+        """The outputs of one of several requests that were run as one, where they are divisible.
+
+        Args:
+            first: the first of its rows.
+            rows: how many.
+            total: rows of all requests.
+        """
+        data: list[Any] = []
+        forms: dict[int, Form] = {}
+        for index, content in enumerate(self.data):
+            form = None if self.forms is None else self.forms.get(index)
+            if form is not None:
+                forms[index] = form[0], (rows, *form[1][1:])
+            if isinstance(content, EncodedStrings):
+                data.append(content.cut(first, rows))
+            else:
+                size = self.row_bytes[index] if form is None else len(content) // total
+                data.append(content[first * size : (first + rows) * size])
+        return Outputs(
+            tuple(data),
+            self.row_bytes,
+            self.row_shapes,
+            in_arrays=self.in_arrays,
+            parameters=self.parameters,
+            missing=self.missing,
+            forms=forms or None,
+        )
+
     def rows(self, index: int, first: int, rows: int, *, batched: bool) -> Any:
         """The bytes of some rows of one output, as they are sent, or a view of them.
 

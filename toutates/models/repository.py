@@ -71,7 +71,7 @@ __all__ = [
 RESERVED: Final = frozenset({"configs", "initial_state", "warmup"})
 
 #: What people write before the number of a version.
-_BEFORE_NUMBER: Final = re.compile(r"(v|ver|version|release)?[-+._ ]*", re.IGNORECASE)
+_BEFORE_NUMBER: Final = re.compile(r"(version|release|ver|v)?[-+._ ]*", re.IGNORECASE)
 
 #: Directories that file systems, network storage and Python put beside models, whatever is in them.
 _NEVER_MODELS: Final = frozenset(

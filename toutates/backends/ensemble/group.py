@@ -189,8 +189,10 @@ class Group:
         if error is None:
             try:
                 values = outputs_of_step(step, step.asked(self._read), outcome)
-                if len(self._pending) > 1 and outcome.outputs is not None and outcome.outputs.forms is not None:
-                    raise self._indivisible(f"model '{step.calls.model}' has given other outputs than it declares")
+                if len(self._pending) > 1 and not self._may_divide(step, outcome):
+                    raise self._indivisible(
+                        f"model '{step.calls.model}' has given an output whose first dimension is not {outcome.rows}"
+                    )
                 held_bytes = sum([len(content) for _, (_, content, _) in values])
                 self._state.hold(held_bytes)
             except RequestError as refusal:
@@ -238,7 +240,12 @@ class Group:
         answered = self._requests if error is None else ()
         self._state.leave(self._binding, self._rows, self._held_bytes, answered, timing)
         self._values = []
-        self._deliver(BatchResult(self._pending, outputs, error, timing))
+        if outputs is None or outputs.forms is None or len(self._pending) == 1:
+            self._deliver(BatchResult(self._pending, outputs, error, timing))
+            return
+        for context, first, rows, part in self._pending:
+            own = outputs.part(first, rows, self._rows)
+            self._deliver(BatchResult([(context, 0, rows, part)], own, None, timing))
 
     def _timing(self) -> Timing:
         """The sums over all steps, from the beginning of the group on."""
@@ -289,14 +296,26 @@ class Group:
                     "unexpected deadlock, at least one output is not set while no more ensemble steps can be made"
                 )
             self._state.note_missing([signature.outputs[index].name for index in missing])
-        if forms and len(self._pending) > 1:
+        outputs = Outputs(
+            tuple(data),
+            tuple(row_bytes),
+            tuple(row_shapes),
+            in_arrays=any(isinstance(content, np.ndarray) for content in data),
+            missing=missing,
+            forms=forms or None,
+        )
+        if len(self._pending) > 1 and not outputs.is_divisible(self._rows):
             names = ", ".join(f"'{signature.outputs[index].name}' {list(forms[index][1])}" for index in forms)
             raise self._indivisible(f"of its outputs {names} the first dimension is not {self._rows}")
-        shapes = tuple(row_shapes)
-        in_arrays = any(isinstance(content, np.ndarray) for content in data)
-        outputs = Outputs(tuple(data), tuple(row_bytes), shapes, in_arrays=in_arrays, missing=missing)
-        outputs.forms = forms or None
         return outputs
+
+    def _may_divide(self, step: BoundStep, outcome: Outcome) -> bool:
+        """Whether what a step has given for several requests has the rows of each."""
+        forms = None if outcome.outputs is None else outcome.outputs.forms
+        if forms is None:
+            return True
+        asked = [index for index in step.asked(self._read).wanted if index in forms]
+        return all(step.batched and forms[index][1][:1] == (outcome.rows,) for index in asked)
 
     def _indivisible(self, why: str) -> ExecutionFailed:
         """The error of requests that went together, and of which the outputs are not each one's own: each goes alone

@@ -24,7 +24,7 @@ from toutates.engine.alarm import Alarm
 from toutates.engine.calls import Calls, ModelCall, Outcome
 from toutates.engine.counters import VersionCounters
 from toutates.engine.lane import RowShapes
-from toutates.engine.result import BatchResult, PendingRequest, Timing
+from toutates.engine.result import BatchResult, Outputs, PendingRequest, Timing
 from toutates.engine.sequences.port import SequencePort, SequenceRequest, SequenceWay
 from toutates.engine.sequences.row_calls import RowBatch, deliver, row_calls
 from toutates.engine.sequences.rules import SequenceRules
@@ -683,8 +683,29 @@ def _deliver(rows: Sequence[Given[SequenceRequest] | None], outcome: Outcome) ->
         if row is not None:
             own = row.own
             pending.setdefault(own.port, []).append((own.context, outcome.first + at, 1, None))
+    outputs = outcome.outputs
+    if outputs is not None and outputs.forms is not None and len(rows) > 1:
+        for port, requests in pending.items():
+            _deliver_each(port, requests, outcome, outputs)
+        return
     for port, requests in pending.items():
         try:
             port.finish(BatchResult(requests, outcome.outputs, outcome.error, outcome.timing))
         except Exception:
             logger.exception("handing the outcome of a batch of sequences to its port failed")
+
+
+def _deliver_each(port: SequencePort, requests: list[PendingRequest], outcome: Outcome, outputs: Outputs) -> None:
+    """Hand rows to the port of their requests one by one, because the model gives other outputs than it declares."""
+    error: RequestError | None = None
+    if not outputs.is_divisible(outcome.rows):
+        error = ExecutionFailed(
+            f"the model returned outputs for {outcome.rows} rows, which it sees as one request, that cannot be divided "
+            f"among them: the first dimension of each has to be {outcome.rows}"
+        )
+    for context, first, rows, part in requests:
+        own = outputs.part(first, rows, outcome.rows) if error is None else None
+        try:
+            port.finish(BatchResult([(context, 0, rows, part)], own, error, outcome.timing))
+        except Exception:
+            logger.exception("handing the outcome of a row of a sequence to its port failed")
