@@ -12,8 +12,8 @@ import onnx
 import onnxruntime
 import pytest
 
-from tests.e2e.dependent_models import DEPENDENT, INDEPENDENT, add, detector, graph, node, running_sum
-from tests.e2e.process import ServerProcess, running
+from tests.e2e.dependent_models import DEPENDENT, INDEPENDENT, add, detector, graph, node, quantized, running_sum
+from tests.e2e.process import ServerProcess, run, running
 from tests.e2e.support import channel_to, statistics_of, triton
 from tests.ensembles import add_ensemble, pbtxt
 
@@ -179,3 +179,150 @@ def test_an_ensemble_keeps_the_requests_of_such_a_member_apart(
         one.input[:] = ["IN" if given == "x" else given for given in one.input]
         one.output[:] = ["OUT" if given in ("y", "det") else given for given in one.output]
     _check(server, name, model)
+
+
+# --- what the configuration says, and what only traffic tells ---------------------------------------------------------
+
+
+def test_the_users_word_beats_values_and_never_the_number_of_rows(tmp_path: Any) -> None:
+    root = tmp_path / "models"
+    said = 'max_batch_size: 64\ndynamic_batching { max_queue_delay_microseconds: 5000 }\nbackend: "onnxruntime"\n'
+    add(root, "sum_said", running_sum(), pbtxt=said)
+    add(root, "sum_yaml", running_sum(), DELAYED + "batching: true\n")
+    add(root, "sum_size", running_sum(), pbtxt="max_batch_size: 64\n")
+    add(root, "det_said", detector(), pbtxt=said)
+    with running(root, tmp_path, ["--http-addr", "127.0.0.1:0"]) as server:
+        for name in ("sum_said", "sum_yaml"):
+            with pytest.raises(AssertionError, match="of 300"):
+                _check(server, name, running_sum())
+            assert max(_batches(server, name)) > 3
+        # The size alone is no such word, and nobody's word divides what has no rows.
+        _check(server, "sum_size", running_sum())
+        _check(server, "det_said", detector())
+        log = server.log
+    assert "requests are joined, because `dynamic_batching` says so" in log
+    assert "requests are joined, because `batching: true` says so" in log
+    assert "model 'det_said' version 1: rows depend on each other: output 'det' is [" in log
+
+    checked = run("check", str(root)).stdout
+    assert checked.count("`dynamic_batching` says so") == 1
+    assert checked.count("each request runs alone") == 2
+
+
+def _filter() -> onnx.ModelProto:
+    """Rows whose first number is below a thousand: no random row of a probe is left out."""
+    return graph(
+        [
+            node("Gather", "x first", "column", axis=1),
+            node("Less", "column most", "keep"),
+            node("Compress", "x keep", "y", axis=0),
+        ],
+        [("x", 1, ["n", 2])],
+        [("y", 1, ["m", 2])],
+        first=np.int64(0),
+        most=np.float32(1000),
+    )
+
+
+def test_a_run_with_another_number_of_rows_is_repeated_request_by_request_and_is_the_last_joint_one(
+    tmp_path: Any,
+) -> None:
+    root = tmp_path / "models"
+    add(root, "filter", _filter(), DELAYED)
+    with running(root, tmp_path, ["--http-addr", "127.0.0.1:0"]) as server:
+        _check(server, "filter", _filter())
+        before = _batches(server, "filter")
+        assert max(before) > 3
+        assert "rows depend" not in server.log
+
+        # One of them is left out, and no other caller hears of it.
+        wrong: list[str] = []
+
+        def ask(number: int) -> None:
+            rows = np.full((2, 2), number, np.float32)
+            rows[0, 0] = 2_000 if number % 3 == 0 else number
+            with triton.InferenceServerClient(server.address) as client:
+                found = _ask_grpc(client, "filter", _filter(), rows, triton)
+            if found.tolist() != rows[rows[:, 0] < 1_000].tolist():
+                wrong.append(f"{found.tolist()} for {rows.tolist()}")
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(CLIENTS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
+        assert server.log.count("its requests are not joined any more") == 1
+
+        joint = {rows: count for rows, count in _batches(server, "filter").items() if rows > 3}
+        _check(server, "filter", _filter())
+        assert {rows: count for rows, count in _batches(server, "filter").items() if rows > 3} == joint
+
+
+def test_a_batch_size_of_0_alone_switches_batching_off_in_files_and_in_requests(tmp_path: Any) -> None:
+    root = tmp_path / "models"
+    add(root, "zero", running_sum(), pbtxt="# max_batch_size: 8\nmax_batch_size : 0\n")
+    add(root, "comment", INDEPENDENT["mlp"], pbtxt='# max_batch_size: 0\nplatform: "onnxruntime_onnx"\n')
+    flags = ["--http-addr", "127.0.0.1:0", "--model-control-mode", "explicit", "--load-model", "*"]
+    with running(root, tmp_path, flags) as server:
+        assert _config(server, "zero").max_batch_size == 0
+        assert list(_config(server, "zero").input[0].dims) == [-1, 2]
+        _check(server, "zero", running_sum())
+        assert _config(server, "comment").max_batch_size == 64
+        with triton.InferenceServerClient(server.address) as client:
+            client.load_model("comment", config='{"max_batch_size": 0}')
+            assert client.get_model_config("comment").config.max_batch_size == 0
+            client.load_model("comment", config="{}")
+            assert client.get_model_config("comment").config.max_batch_size == 64
+        with http.InferenceServerClient(f"127.0.0.1:{server.rest_port}") as client:
+            client.load_model("comment", config='{"maxBatchSize": 0}')
+            assert client.get_model_config("comment")["max_batch_size"] == 0
+        assert "rows depend" not in server.log
+
+
+def test_rows_of_sequences_whose_model_mixes_rows_are_run_by_themselves(tmp_path: Any) -> None:
+    root = tmp_path / "models"
+    model = running_sum()
+    said = (
+        'backend: "onnxruntime"\nmax_batch_size: 8\n'
+        "sequence_batching { %s }\n"
+        'input { name: "x" data_type: TYPE_FP32 dims: [ 2 ] }\noutput { name: "y" data_type: TYPE_FP32 dims: [ 2 ] }\n'
+    )
+    add(root, "oldest", model, pbtxt=said % "oldest { max_candidate_sequences: 16 max_queue_delay_microseconds: 5000 }")
+    add(
+        root,
+        "direct",
+        model,
+        pbtxt=said % "direct { minimum_slot_utilization: 0.5 max_queue_delay_microseconds: 5000 }",
+    )
+    wrong: list[str] = []
+
+    def ask(server: ServerProcess, name: str, number: int) -> None:
+        with triton.InferenceServerClient(server.address) as client:
+            for step in range(1, 11):
+                rows = np.array([[number, step]], np.float32)
+                given = triton.InferInput("x", rows.shape, "FP32")
+                given.set_data_from_numpy(rows)
+                more = {"sequence_id": number + 1, "sequence_start": step == 1, "sequence_end": step == 10}
+                found = client.infer(name, [given], **more).as_numpy("y")
+                if not np.array_equal(found, rows):
+                    wrong.append(f"{name}: {found.tolist()} for {rows.tolist()}")
+
+    with running(root, tmp_path) as server:
+        for name in ("oldest", "direct"):
+            threads = [threading.Thread(target=ask, args=(server, name, number)) for number in range(6)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    assert not wrong
+
+
+def test_a_quantized_graph_and_one_that_draws_numbers_are_judged_by_what_they_are(tmp_path: Any) -> None:
+    root = tmp_path / "models"
+    value: Any = ["n", 4]
+    random = graph([node("RandomNormalLike", "x", "y")], [("x", 1, value)], [("y", 1, value)])
+    add(root, "random", random, DELAYED)
+    add(root, "quantized", quantized(), DELAYED)
+    checked = run("check", str(root))
+    assert "rows depend" not in checked.stdout + checked.stderr

@@ -510,4 +510,7 @@ def identity_of(version: VersionFolder, overridden: bool) -> object:
     if version.triton is None:
         return version.fingerprint
     # Whole: clients are shown all of it.
-    return (version.fingerprint, overridden, version.triton.given.SerializeToString(deterministic=True))
+    triton = version.triton
+    # A message has no place for a batch size of 0.
+    said = triton.given.SerializeToString(deterministic=True), triton.declared.is_unbatched
+    return (version.fingerprint, overridden, *said)
