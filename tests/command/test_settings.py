@@ -316,9 +316,17 @@ def test_the_proxys_variables_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERVER_PORT", "8080")
     monkeypatch.setenv("MODEL_NAME", "e5")
     options = parse_options(["--model-repository", "m"])
-    assert options.http_addr == Address("0.0.0.0", 8080)
     assert options.text.proxy.model == "e5"
-    assert parse_options(["--model-repository", "m", "--http-addr", "off"]).http_addr is None
-    # As Kubernetes sets it beside a service called "server".
-    monkeypatch.setenv("SERVER_PORT", "tcp://10.0.0.1:80")
-    assert parse_options(["--model-repository", "m"]).http_addr == Address("0.0.0.0", 8000)
+    assert options.http_addr == Address("0.0.0.0", 8000)
+    [warning] = options.warnings
+    assert "SERVER_PORT" in warning
+    assert "--http-addr" in warning
+    assert not parse_options(["--model-repository", "m", "--http-addr", "off"]).warnings
+
+
+@pytest.mark.parametrize(("name", "value"), [("MODEL_VERSION", "v1.2"), ("EMBEDDING_SIZE", "small")])
+def test_variables_that_are_anybodys_do_not_end_the_start(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert not parse_options(["--model-repository", "m"]).warnings

@@ -143,18 +143,21 @@ def test_the_default_can_be_pinned_wherever_the_least_can(machine: Callable[...,
 
 def test_several_workers_with_the_gil_are_doubted(machine: Callable[..., Topology]) -> None:
     topology = machine(LAPTOP)
-    [warning] = worker_warnings(pinned(topology, 1, 2), gil=True)
+    [warning] = worker_warnings(pinned(topology, 1, 2), gil=True, usable=8)
     for word in ("--processing-cores", "2 workers", "only one of them runs Python at a time", "3.14t"):
         assert word in warning
-    assert worker_warnings(pinned(topology, 1, 2), gil=False) == []
-    assert worker_warnings(pinned(topology, 1, 1), gil=True) == []
+    assert worker_warnings(pinned(topology, 1, 2), gil=False, usable=8) == []
+    assert worker_warnings(pinned(topology, 1, 1), gil=True, usable=8) == []
 
 
 def test_more_workers_than_cpus_are_doubted(machine: Callable[..., Topology]) -> None:
     topology = machine(LAPTOP, {0, 1, 5})
-    [warning] = worker_warnings(place(topology, executor_cpus=1, processing_cores=4, pinned=False), gil=False)
+    four, three = (place(topology, executor_cpus=1, processing_cores=count, pinned=False) for count in (4, 3))
+    [warning] = worker_warnings(four, gil=False, usable=2)
     assert "4 workers on 3 CPUs (0-1,5)" in warning
-    assert worker_warnings(place(topology, executor_cpus=1, processing_cores=3, pinned=False), gil=False) == []
+    [warning] = worker_warnings(three, gil=False, usable=2)
+    assert "3 workers, and the control group's quota is that of 2 CPUs" in warning
+    assert worker_warnings(three, gil=False, usable=3) == []
 
 
 # --- following it

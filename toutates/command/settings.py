@@ -26,9 +26,8 @@ from toutates.system.text import printable, shown
 
 __all__ = ["Settings", "read_settings", "settings_of", "table", "text_of"]
 
-#: The variable of triton-grpc-proxy-rs for the port that it listens on, and what it has to be.
+#: The variable of triton-grpc-proxy-rs for the port that it listens on. It is anybody's, so it moves no port of ours.
 PROXY_PORT: Final = "SERVER_PORT"
-_PORT: Final = re.compile(r"[1-9][0-9]{0,4}")
 #: User and password in a URL.
 _PASSWORD: Final = re.compile(r"//[^/\s]*@")
 
@@ -143,9 +142,10 @@ def read_settings(
     given = _gathered(flags, environment, problems, warnings)
     of_program = {**defaults_of(program, _found(flags)), **own_defaults}
     defaults = {name: _Given((text,), program, "default of") for name, text in of_program.items()}
-    port = environment.get(PROXY_PORT, "")
-    if _PORT.fullmatch(port):  # of anything else it is not known that it is meant for this server
-        defaults["http-addr"] = _Given((f"0.0.0.0:{port}",), PROXY_PORT, "environment")
+    if environment.get(PROXY_PORT) and "http-addr" not in given:
+        warnings.append(
+            f"{PROXY_PORT} is set and moves no port of this server: the port of REST is that of --http-addr"
+        )
     return Settings(defaults | given, problems, warnings)
 
 

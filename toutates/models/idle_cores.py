@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Final
 
 from toutates.models.config.pbtxt import PBTXT_NAME
 from toutates.models.config.settings import ModelSettings
+from toutates.system.cpu_quota import usable_cpus
 from toutates.system.placement import Placement
 
 __all__ = ["SLOW_RUN_NS", "idle_cores_advice", "usable_cores"]
@@ -16,8 +16,8 @@ SLOW_RUN_NS: Final = 5_000_000
 
 
 def usable_cores(placement: Placement) -> int:
-    """How many CPUs the process may use."""
-    return len(placement.topology.cpus) or len(os.sched_getaffinity(0))
+    """The number of CPUs that the process may use."""
+    return usable_cpus(placement.topology.cpus or None)
 
 
 def idle_cores_advice(run_ns: int, settings: ModelSettings, intra_threads: int, cores: int, file: str) -> str:

@@ -188,7 +188,9 @@ class Server:
             return await self._run(task_status)
 
     async def _run(self, task_status: trio.TaskStatus[None]) -> int:
-        for warning in (*self._options.warnings, *worker_warnings(self._placement, gil=gil_enabled())):
+        usable = usable_cores(self._placement)
+        doubts = worker_warnings(self._placement, gil=gil_enabled(), usable=usable)
+        for warning in (*self._options.warnings, *doubts):
             logger.warning("%s", warning)
         self._warn_of_gil()
         handled = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

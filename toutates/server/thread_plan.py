@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from toutates.infer.inflight import FLAG as INFLIGHT_FLAG
 from toutates.server.options import Options
+from toutates.system.cpu_quota import usable_cpus
 from toutates.system.errors import ConfigurationError
 from toutates.system.interpreter import gil_enabled
 from toutates.system.placement import Placement, default_processing_cores, place
@@ -25,7 +26,11 @@ def plan_threads(options: Options) -> Placement:
     workers = options.processing_cores
     if workers is None:
         workers = default_processing_cores(
-            len(topology.cpus), executor_cpus=executors, intra_threads=intra_threads, pinned=pinned, gil=gil_enabled()
+            usable_cpus(topology.cpus),
+            executor_cpus=executors,
+            intra_threads=intra_threads,
+            pinned=pinned,
+            gil=gil_enabled(),
         )
     if options.max_inflight_requests is not None and options.max_inflight_requests < workers:
         raise ConfigurationError(

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
+
+from toutates.system.control_groups import PROC, ROOT, limit_texts
 
 __all__ = ["available_memory"]
 
 
-def available_memory(proc: Path = Path("/proc"), cgroup_root: Path = Path("/sys/fs/cgroup")) -> int:
+def available_memory(proc: Path = PROC, cgroup_root: Path = ROOT) -> int:
     """Bytes that this process may use at most: the least of the machine's memory and its control groups' limits.
 
     Args:
@@ -24,25 +25,5 @@ def available_memory(proc: Path = Path("/proc"), cgroup_root: Path = Path("/sys/
 @lru_cache(maxsize=2)
 def _available(proc: Path, cgroup_root: Path, second: int) -> int:
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min((machine, *_cgroup_limits(proc, cgroup_root)))
-
-
-def _cgroup_limits(proc: Path, root: Path) -> Iterator[int]:
-    """The limits of the process's control groups and of those above them."""
-    try:
-        lines = (proc / "self" / "cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        base, name = (root / "memory", "memory.limit_in_bytes") if controllers else (root, "memory.max")
-        group = Path(path.lstrip("/"))
-        for folder in (group, *group.parents):
-            try:
-                text = (base / folder / name).read_text().strip()
-            except OSError:
-                continue
-            if text.isdigit():  # "max" is none
-                yield int(text)
+    texts = limit_texts("memory", ("memory.limit_in_bytes",), "memory.max", proc, cgroup_root)
+    return min((machine, *(int(text) for text in texts if text.isdigit())))  # "max" is no limit

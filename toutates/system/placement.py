@@ -141,8 +141,14 @@ def _cores_first(node: Node) -> Iterator[int]:
         yield from (core.cpus[sibling] for core in node.cores if sibling < len(core.cpus))
 
 
-def worker_warnings(placement: Placement, *, gil: bool) -> list[str]:
-    """Warnings for the log about numbers of workers that are allowed but cost performance, a sentence each."""
+def worker_warnings(placement: Placement, *, gil: bool, usable: int) -> list[str]:
+    """Warnings for the log about numbers of workers that are allowed but cost performance, a sentence each.
+
+    Args:
+        placement: plan of the threads.
+        gil: whether the interpreter has the GIL.
+        usable: number of CPUs that the process can keep busy (``cpu_quota.usable_cpus``).
+    """
     workers, cpus = placement.processing_cores, placement.topology.cpus
     found = []
     if gil and workers > 1:
@@ -155,6 +161,11 @@ def worker_warnings(placement: Placement, *, gil: bool) -> list[str]:
         found.append(
             f"--processing-cores: {workers} workers on {len(cpus)} CPUs ({format_cpu_list(cpus)}) take turns; "
             "more workers than CPUs cost throughput and latency"
+        )
+    elif workers > usable:
+        found.append(
+            f"--processing-cores: {workers} workers, and the control group's quota is that of {usable} CPUs: "
+            "once it is used up, the kernel stops all of them for the rest of a period, which costs latency"
         )
     return found
 

@@ -132,9 +132,18 @@ def test_the_environment_is_read() -> None:
     }
     assert read_proxy_settings(environment) == ProxySettings("e5", "2", "t", "e", 8)
     assert read_proxy_settings({}) == ProxySettings()
-    for name in ("MODEL_VERSION", "EMBEDDING_SIZE"):
-        with pytest.raises(ConfigurationError, match=name):
-            read_proxy_settings({name: "large"})
+
+
+@pytest.mark.parametrize("name", ["MODEL_VERSION", "EMBEDDING_SIZE"])
+def test_a_variable_of_somebody_else_refuses_requests_to_its_api_alone(name: str) -> None:
+    settings = TextSettings(read_proxy_settings({name: "v1.2"}))
+    with front({"one": Double()}, settings=settings) as api:
+        answer = api.ask("/v1/embedding", [{"query": "a"}])
+        assert (answer.status, answer.document) == (
+            500,
+            {"msg": f"the server's environment variable {name} is no number above 0: correct or unset it"},
+        )
+        assert api.ask("/v1/embeddings", {"model": "one", "input": "a"}).status == 200
 
 
 # --- keys ------------------------------------------------------------------------------------------------------------

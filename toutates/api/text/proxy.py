@@ -37,7 +37,6 @@ from toutates.engine.calls import ModelCall, Outcome
 from toutates.engine.tensor import Tensor
 from toutates.models.table import ModelTable, ServedVersion
 from toutates.protocol.datatypes import BY_NAME, join_strings
-from toutates.system.errors import ConfigurationError
 
 __all__ = ["ProxySettings", "read_proxy_settings", "route_of"]
 
@@ -77,6 +76,7 @@ class ProxySettings:
         input: INPUT_NAME; "" for "text", or else the only input. Text models have no use for it.
         output: OUTPUT_NAME; "" for "embedding", or else the only output.
         size: EMBEDDING_SIZE, which vectors have to have; None for any.
+        problem: sentence about a variable that cannot be used, with which each request is refused; "" if there is none.
     """
 
     model: str = ""
@@ -84,20 +84,23 @@ class ProxySettings:
     input: str = ""
     output: str = ""
     size: int | None = None
+    problem: str = ""
 
 
 def read_proxy_settings(environment: Mapping[str, str]) -> ProxySettings:
     """Read the proxy's variables. Those of the server that it stands before, TRITON_SERVER_*, mean nothing here.
 
-    Raises:
-        ConfigurationError: one cannot be used.
+    Their names are anybody's: a pipeline may have set them for something else. So one that cannot be used is no reason
+    not to start. This API alone refuses its requests.
     """
     numbers: dict[str, int | None] = {}
+    problem = ""
     for name in ("MODEL_VERSION", "EMBEDDING_SIZE"):
         text = environment.get(name, "").strip()
-        if text and not (text.isascii() and text.isdigit() and 0 < int(text[:18]) < 2**31):
-            raise ConfigurationError("is no number above 0", key=name, value=text, remedy="correct or unset it")
-        numbers[name] = int(text) if text else None
+        usable = text.isascii() and text.isdigit() and 0 < int(text[:18]) < 2**31
+        if text and not usable:
+            problem = f"the server's environment variable {name} is no number above 0: correct or unset it"
+        numbers[name] = int(text) if usable else None
     version, size = numbers["MODEL_VERSION"], numbers["EMBEDDING_SIZE"]
     return ProxySettings(
         environment.get("MODEL_NAME", ""),
@@ -105,6 +108,7 @@ def read_proxy_settings(environment: Mapping[str, str]) -> ProxySettings:
         environment.get("INPUT_NAME", ""),
         environment.get("OUTPUT_NAME", ""),
         size,
+        problem,
     )
 
 
@@ -122,6 +126,8 @@ def route_of(settings: ProxySettings) -> Route:
 
 
 def _ask(settings: ProxySettings, queries: list[_Query], model: str) -> Asked | Answer:
+    if settings.problem:
+        raise Problem(Kind.FAILED, settings.problem)
     if not queries:
         return json_answer([])
     texts = [one.query for one in queries]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from toutates.bench.measured import Condition, read_condition, read_target
 from toutates.bench.measuring import FIRST_ANSWER, NO_CHECK, Questions, Target
 from toutates.bench.sequences import Sequences
 from toutates.command.bench.perf_analyzer import as_written, translate
+from toutates.system.cpu_quota import usable_cpus
 from toutates.system.errors import ConfigurationError
 
 __all__ = ["Wanted", "read_flags"]
@@ -96,7 +96,7 @@ def _wanted(parsed: argparse.Namespace) -> Wanted:
         [_target(text) for text in parsed.slo],
         threshold,
         _within(parsed),
-        parsed.processes or max(1, len(os.sched_getaffinity(0)) // 2),
+        parsed.processes or max(1, usable_cpus() // 2),
     )
     _check_together(parsed, wanted)
     return wanted

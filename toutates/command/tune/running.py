@@ -37,6 +37,7 @@ from toutates.command.tune.writing import (
     write_files,
 )
 from toutates.server.options import EXIT_FAILURE, EXIT_OK
+from toutates.system.cpu_quota import usable_cpus
 from toutates.system.errors import ConfigurationError, ModelLoadError
 from toutates.tune.constraints import Constraint
 from toutates.tune.lengths import TEXT_LENGTHS, TOKEN_LENGTHS, write_rows, write_texts
@@ -239,7 +240,7 @@ def _passed_on(parsed: argparse.Namespace) -> list[str]:
 
 
 def _cores() -> int:
-    return len(os.sched_getaffinity(0))
+    return usable_cpus()
 
 
 def _targets(job: Job, found: Found) -> dict[str, Path]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,6 +24,7 @@ from toutates.observe.status.sampling import (
     percentile_ms,
 )
 from toutates.observe.view import ServerView
+from toutates.system.cpu_quota import usable_cpus
 from toutates.system.interpreter import describe_interpreter
 from toutates.system.logs.recent import RecentWarning
 
@@ -176,7 +176,7 @@ class Status:
             "sent_per_s": round(sampler.sent_per_s),
             "memory_bytes": sampler.memory_bytes,
             "cpu_load": round(sampler.cpu_load, 3),
-            "cpus": len(os.sched_getaffinity(0)),
+            "cpus": usable_cpus(),
         }
 
     def _on_demand(self) -> dict[str, int | float] | None:

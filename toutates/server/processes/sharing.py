@@ -12,6 +12,7 @@ from toutates.infer.regions import FLAG as REGIONS_FLAG
 from toutates.server.options import Options, TorchServeOptions
 from toutates.server.thread_plan import plan_threads
 from toutates.system.address import Address
+from toutates.system.cpu_quota import usable_cpus
 from toutates.system.errors import ConfigurationError
 from toutates.system.interpreter import gil_enabled
 from toutates.system.memory import available_memory
@@ -29,7 +30,7 @@ def count_of(options: Options) -> int:
     """How many processes there are: as many as was asked for; with "auto" one per CPU, or per three that are pinned."""
     if options.processes:
         return options.processes
-    cpus = len(options.cpu_pinning or allowed_cpus())
+    cpus = usable_cpus(options.cpu_pinning or None)
     return max(1, cpus // _PINNED_CPUS if options.cpu_pinning is not None else cpus)
 
 
@@ -100,7 +101,7 @@ def _torchserve(options: TorchServeOptions | None, number: int) -> TorchServeOpt
 
 def _default_workers(options: Options, count: int) -> int:
     """Workers of each process where nobody says how many."""
-    cpus = len(options.cpu_pinning or allowed_cpus()) // count
+    cpus = usable_cpus(options.cpu_pinning or None) // count
     return default_processing_cores(
         cpus,
         executor_cpus=options.executor_cpus,
