@@ -230,7 +230,7 @@ def build_composed(root: Path) -> None:
     _configure(
         root / "fan", _FAN + steps + f"  - {{model: first_sum, inputs: {{{taken}}}, outputs: {{OUTPUT: OUTPUT}}}}\n"
     )
-    one = ["n", 1]
+    one: Sequence[int | str] = ["n", 1]
     _write(
         root / "pass",
         [helper.make_node("Identity", ["INPUT"], ["OUTPUT"])],

@@ -50,7 +50,7 @@ def infer_json(shape: list[int], data: str, **more: object) -> bytes:
 class Flood(Attack):
     """The same bytes over and over."""
 
-    stops = ()
+    stops: ClassVar[tuple[str, ...]] = ()
     requests: ClassVar[int] = 1
     flood: bytes = b""
 
