@@ -351,3 +351,31 @@ def test_check_tells_problems_and_facts_of_any_kind(
     assert "good 1: batched, SuperTensor" in said
     assert "the backend 'bad' cannot load the model: ValueError: cut short" in said
     assert "there is no backend of this name (got 'owwn'); did you mean 'own'?" in said
+
+
+@pytest.mark.parametrize(
+    ("said", "run", "joins"),
+    [
+        ("True", "inputs['x'].cumsum(axis=0)", True),
+        ("False", "2 * inputs['x']", False),
+        ("None", "2 * inputs['x']", True),
+        ("None", "inputs['x'].cumsum(axis=0)", False),
+    ],
+)
+def test_a_backend_says_whether_rows_depend_on_each_other_or_it_is_found_out(
+    site: Path, tmp_path: Path, said: str, run: str, joins: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = f"""
+    def load(self, source):
+        tensors = [Tensor("x", "FP32", (-1, 2))], [Tensor("y", "FP32", (-1, 2))]
+        return Tensors(*tensors, independent_rows={said})
+
+    def run(self, inputs):
+        return {{"y": {run}}}
+"""
+    install(site, "own", body)
+    write_model(tmp_path, "m", 'backend: "own" max_batch_size: 8')
+    assert load(tmp_path).servable.joins is joins
+    is_found = said == "None" and not joins
+    assert ("rows depend on each other" in caplog.text) is is_found
+    assert any("rows depend on each other" in text for text in inspect(tmp_path).warnings) is is_found

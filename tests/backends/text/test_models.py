@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 import numpy.testing as npt
+import onnx
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from tests.text_models import (
     DIM,
@@ -347,3 +348,27 @@ def test_a_model_is_inspected_on_the_cpu_whatever_it_is_to_be_served_with(tmp_pa
     found = inspect_version([TextKind(SessionOptions(ALL_DEVICES))], "seen", version)
     assert [tensor.name for tensor in found.signature.outputs] == ["embedding"]
     assert found.config().backend == "text"
+
+
+def test_texts_that_change_each_other_in_one_run_are_computed_one_by_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    graph = onnx.load_from_string(encoder_graph())
+    [last] = [node for node in graph.graph.node if node.output[0] == "last_hidden_state"]
+    last.output[0] = "own_state"
+    graph.graph.node.extend(
+        [
+            helper.make_node("ReduceMean", ["own_state"], ["of_all"], axes=[0, 1], keepdims=1),
+            helper.make_node("Add", ["own_state", "of_all"], ["last_hidden_state"]),
+        ]
+    )
+    mean = [("1_Pooling", OLD + "Pooling", {"pooling_mode_mean_tokens": True, "word_embedding_dimension": DIM})]
+    path = make_folder(tmp_path / "mixed", graph=graph.SerializeToString(), modules=mean)
+    alone = [vectors_of(path, [text])[0] for text in TEXTS]
+    assert "what it makes of a text has other values for rows that are run together" in caplog.text
+    close(vectors_of(path, TEXTS * 3), alone * 3)
+
+    path = make_folder(tmp_path / "plain", modules=mean)
+    caplog.clear()
+    vectors_of(path)
+    assert "rows depend" not in caplog.text
