@@ -296,6 +296,20 @@ DATA_CASES: list[Case] = [
         NO_ID + "input byte size mismatch for input 'INPUT' for model 'identity_INT32'. Expected 16, got 0",
     ),
     (
+        "typed_contents_of_no_rows_that_are_empty",
+        typed("INT32", (0, 4)),
+        INVALID,
+        NO_ID + "input byte size mismatch for input 'INPUT' for model 'identity_INT32'. Expected 16, got 0; its batch "
+        "dimension is 0, and a request has 1 row or more",
+    ),
+    (
+        "typed_texts_where_the_shape_has_none",
+        typed("BYTES", (0, 4), bytes_contents=[b"a"]),
+        INVALID,
+        NO_ID + "unexpected number of string elements 1 for inference input 'INPUT' for model 'identity_BYTES', "
+        "expecting 0; its shape has a dimension of 0, and so no elements",
+    ),
+    (
         "typed_contents_that_are_too_many",
         typed("INT16", int_contents=[1] * 5),
         INVALID,
@@ -572,7 +586,15 @@ MODEL_CASES: list[Case] = [
         "no_rows",
         dynamic((0, 3)),
         INVALID,
-        NO_ID + "input byte size mismatch for input 'INPUT' for model 'dynamic'. Expected 12, got 0",
+        NO_ID + "input byte size mismatch for input 'INPUT' for model 'dynamic'. Expected 12, got 0; its batch "
+        "dimension is 0, and a request has 1 row or more",
+    ),
+    (
+        "no_elements_and_some_bytes",
+        dynamic((2, 0), 12),
+        INVALID,
+        NO_ID + "input byte size mismatch for input 'INPUT' for model 'dynamic'. Expected 0, got 12; its shape has a "
+        "dimension of 0, and so no elements",
     ),
     (
         "no_rows_and_one_row_of_bytes",

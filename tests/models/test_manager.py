@@ -797,7 +797,7 @@ def test_a_model_that_vanishes_while_it_loads_is_an_error_and_nothing_more(
     ("session", "small_ns", "expected"),
     [
         ("", 0, [(1, 4), (4, 4)]),
-        ("", 2**62, [(1, 4)]),
+        ("", 2**62, [(1, 4), (2, 4)]),
         ("session:\n  intra_threads: 2\n", 0, [(1, 4), (1, 4), (4, 4), (4, 4)]),
     ],
     ids=["a session for all", "of a small model", "a session for each"],

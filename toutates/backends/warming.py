@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from toutates.backends.output_shapes import SeenShapes
 from toutates.engine.lane import MAX_BATCH_BYTES
 from toutates.models.config.settings import ModelSettings, WarmupSample
 from toutates.models.config.warmup import warmup_arrays
@@ -26,7 +27,7 @@ from toutates.protocol.signature import Signature
 from toutates.protocol.strings import StringTensor
 from toutates.system.errors import ModelLoadError, RequestError
 
-__all__ = ["Runner", "time_row", "warm_up"]
+__all__ = ["Inputs", "Runner", "run_two_rows", "time_row", "warm_up"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +37,14 @@ LONG_RUN_NS: Final = 1_000_000_000
 #: occupies a thread that others wait for, and somebody who may load models shall not occupy it for ever.
 MAX_RUNS: Final = 1_000
 MAX_REPEATING_NS: Final = 10_000_000_000
+#: Two rows are not run where one takes longer, nanoseconds.
+LONG_ROW_NS: Final = 250_000_000
 #: A model is small whose first run takes less than this, nanoseconds.
 _SMALL_RUN_NS: Final = 1_000_000
+
+
+#: Inputs of a run, by the input's index.
+Inputs = Mapping[int, npt.NDArray[Any] | StringTensor]
 
 
 class Runner(Protocol):
@@ -53,8 +60,8 @@ class Runner(Protocol):
     @property
     def on_cpu(self) -> bool: ...
 
-    def run_arrays(self, inputs: Mapping[int, npt.NDArray[Any] | StringTensor]) -> object:
-        """Run on arrays, by the input's index.
+    def run_arrays(self, inputs: Inputs) -> Any:
+        """Run on arrays, by the input's index; returns the outputs.
 
         Raises:
             RequestError: the run failed.
@@ -63,7 +70,12 @@ class Runner(Protocol):
 
 
 def warm_up(
-    sessions: Sequence[Runner], settings: ModelSettings, signature: Signature, model: str, model_dir: Path
+    sessions: Sequence[Runner],
+    settings: ModelSettings,
+    signature: Signature,
+    model: str,
+    model_dir: Path,
+    seen: SeenShapes | None = None,
 ) -> int:
     """Warm up each session of a version. Blocks.
 
@@ -72,6 +84,7 @@ def warm_up(
         settings, signature: the version's.
         model: the model's name.
         model_dir: the model's directory, which holds the samples' files.
+        seen: takes in the shapes of outputs; None where these are not those of ``signature``.
 
     Returns:
         How long a run of one row takes, nanoseconds: a row of zeros, or a sample's time divided by its rows. 0 if there
@@ -81,10 +94,10 @@ def warm_up(
         ModelLoadError: a sample failed.
         ConfigurationError: a sample's file cannot be used.
     """
-    times = _run_samples(sessions, settings.warmup, signature, model, model_dir)
+    times = _run_samples(sessions, settings.warmup, signature, model, model_dir, seen)
     # A profile is to show the clients' batches only.
     if not settings.warmup and settings.profiling is None:
-        row_ns = time_row(sessions[0], signature)
+        row_ns = time_row(sessions[0], signature, seen)
         times.append(row_ns)
         is_small = 0 < row_ns < _SMALL_RUN_NS and sessions[0].on_cpu
         for rows in sorted({1} if is_small else {1, _most_rows(settings, signature)}):
@@ -93,7 +106,7 @@ def warm_up(
                 if rows == 1 and session is sessions[0] and row_ns:
                     continue  # which it has run
                 try:
-                    session.run_arrays(arrays)
+                    _run(session, arrays, rows, seen)
                 except RequestError as error:
                     logger.debug("model '%s' does not run on %d rows of zeros: %s", model, rows, error)
 
@@ -101,7 +114,12 @@ def warm_up(
 
 
 def _run_samples(
-    sessions: Sequence[Runner], samples: Sequence[WarmupSample], signature: Signature, model: str, model_dir: Path
+    sessions: Sequence[Runner],
+    samples: Sequence[WarmupSample],
+    signature: Signature,
+    model: str,
+    model_dir: Path,
+    seen: SeenShapes | None,
 ) -> list[int]:
     """Run samples as often as they ask for, within MAX_RUNS and MAX_REPEATING_NS; returns nanoseconds of a row of each.
 
@@ -120,7 +138,7 @@ def _run_samples(
                 for number in range(sample.count):
                     if len(times) >= MAX_RUNS or (number and time.monotonic_ns() >= until_ns):
                         break
-                    session.run_arrays(arrays)
+                    _run(session, arrays, sample.batch_size, seen)
                     times.append((session.ended_ns - session.started_ns) // sample.batch_size)
             except RequestError as error:
                 raise ModelLoadError(f"failed to run warmup sample '{sample.name}': {error}") from error
@@ -137,7 +155,59 @@ def _run_samples(
     return times
 
 
-def time_row(session: Runner, signature: Signature) -> int:
+def _run(session: Runner, arrays: Inputs, rows: int, seen: SeenShapes | None) -> None:
+    outputs = session.run_arrays(arrays)
+    if seen is not None:
+        seen.note(outputs, rows)
+
+
+def run_two_rows(
+    session: Runner, settings: ModelSettings, signature: Signature, model: str, model_dir: Path, seen: SeenShapes
+) -> None:
+    """Run two rows where the first axis of inputs is open, which shows sizes that follow it. Blocks.
+
+    They are zeros, or those of the first sample twice; that they do not run says nothing. Nothing is run where several
+    rows have been, where each shape may need an engine of its own, and where a row takes long.
+
+    Args:
+        session: which has been warmed up; nothing else uses it yet.
+        settings, signature, model, model_dir: as of ``warm_up``.
+        seen: takes in the shapes of outputs.
+    """
+    is_slow = session.ended_ns - session.started_ns > LONG_ROW_NS
+    if seen.most_rows > 1 or is_slow or not session.on_cpu or settings.profiling is not None:
+        return
+    if settings.warmup:
+        sample = settings.warmup[0]
+        arrays = _doubled(warmup_arrays(sample, signature, model, model_dir), signature)
+        rows = 2 * sample.batch_size
+    else:
+        arrays, rows = _zeros(signature, 2), 2
+        if not signature.batched:
+            if all(tensor.graph_shape[:1] != (-1,) for tensor in signature.inputs):
+                return
+            arrays = _doubled(arrays, signature)
+    try:
+        _run(session, arrays, rows, seen)
+    except RequestError as error:
+        logger.debug("model '%s' does not run on %d rows: %s", model, rows, error)
+
+
+def _doubled(arrays: Inputs, signature: Signature) -> dict[int, npt.NDArray[Any] | StringTensor]:
+    """The arrays with all that they have twice, along a first axis that is open."""
+    doubled = dict(arrays)
+    for index, array in arrays.items():
+        shape = array.shape
+        if signature.batched or signature.inputs[index].graph_shape[:1] == (-1,):
+            whole = (2 * shape[0], *shape[1:])
+            if isinstance(array, StringTensor):
+                doubled[index] = StringTensor.of([*array.elements(), *array.elements()], whole)
+            else:
+                doubled[index] = np.concatenate([array, array])
+    return doubled
+
+
+def time_row(session: Runner, signature: Signature, seen: SeenShapes | None = None) -> int:
     """How long a run of one row of zeros takes, nanoseconds; 0 if the run fails.
 
     The first run also allocates memory, so a run that is neither quick nor very long is done twice.
@@ -145,7 +215,7 @@ def time_row(session: Runner, signature: Signature) -> int:
     arrays = _zeros(signature, 1)
     taken_ns = 0
     try:
-        session.run_arrays(arrays)
+        _run(session, arrays, 1, seen)
         taken_ns = session.ended_ns - session.started_ns
         if SLOW_RUN_NS <= taken_ns < LONG_RUN_NS:
             session.run_arrays(arrays)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
@@ -15,7 +17,9 @@ from toutates.protocol.signature import Signature, TensorSpec
 from toutates.protocol.strings import EncodedStrings
 from toutates.system.errors import ExecutionFailed
 
-__all__ = ["LARGE_OUTPUT_BYTES", "OtherRows", "OutputArray", "OutputPacker"]
+__all__ = ["LARGE_OUTPUT_BYTES", "OtherRows", "OtherSizes", "OutputArray", "OutputPacker"]
+
+logger = logging.getLogger(__name__)
 
 #: One output of a run.
 OutputArray = npt.NDArray[Any] | EncodedStrings
@@ -38,18 +42,60 @@ class OtherRows(ExecutionFailed):
         self.outputs = outputs
 
 
+class OtherSizes:
+    """Says once of a version that an output has other sizes than is declared. Used by all of its executors.
+
+    Args:
+        model: its name.
+        version: its number; 0 where it is not known.
+    """
+
+    def __init__(self, model: str, version: int = 0) -> None:
+        self._who = f"model '{model}' version {version}" if version else f"model '{model}'"
+        self._model = model
+        self._is_said = False
+        self._lock = threading.Lock()
+
+    @staticmethod
+    def told(tensor: TensorSpec, given: Sequence[int], *, batched: bool) -> str:
+        """What is wrong with a declaration, and what to do.
+
+        Args:
+            tensor: the output.
+            given: the whole shape that a run has given.
+            batched: whether the model is.
+        """
+        declared = [-1] * batched + list(tensor.graph_shape)
+        return (
+            f"output '{tensor.name}' is declared {declared} and came as {list(given)}, which is sent as it is; open "
+            f"what is not fixed: -1 in output_shapes.{tensor.name} of config.yaml, or in its dims in config.pbtxt"
+        )
+
+    def say(self, what: str) -> None:
+        """Log what ``told`` says, if nothing was said before."""
+        with self._lock:
+            if self._is_said:
+                return
+            self._is_said = True
+        logger.warning("%s: %s", self._who, what, extra={"model": self._model})
+
+
 class OutputPacker:
     """Packs the outputs of one backend's runs; used by one executor at a time.
 
     Args:
         signature: the model's tensors.
         model: its name, for errors.
+        other_sizes: of the version; None for its own.
         any_rows: whether a run may give another number of rows than went in (``OtherRows``).
     """
 
-    def __init__(self, signature: Signature, model: str, *, any_rows: bool = False) -> None:
+    def __init__(
+        self, signature: Signature, model: str, other_sizes: OtherSizes | None = None, *, any_rows: bool = False
+    ) -> None:
         self._signature = signature
         self._model = model
+        self._other_sizes = other_sizes or OtherSizes(model)
         self._any_rows = any_rows and signature.batched
         #: by output, the type and row shape that were last found to fit the signature
         self._sound_forms: list[object] = [None] * len(signature.outputs)
@@ -66,13 +112,12 @@ class OutputPacker:
         Args:
             arrays: what a run returned, in the signature's order: arrays of the outputs' datatypes, BYTES encoded.
             rows: rows of the run, the size every output's first dimension must have where the model is batched.
-            known: the form of the outputs, where the lane has it (``PackedLane.known_outputs``).
+            known: the form of the outputs, where the lane has it (``PackedLane.known_outputs``). They may have another.
             elsewhere: row shapes of outputs that are where their caller wants them already, by index; None stands for
                 them in ``arrays``, and they have no bytes to be sent.
 
         Raises:
-            ExecutionFailed: an output has another type than the signature, not one row per row of the run, or a size
-                that differs from what the graph or the configuration fixes.
+            ExecutionFailed: an output has another type than the signature, or not one row per row of the run.
             OtherRows: not one row per row of the run, where that may be.
         """
         batch = rows if self._signature.batched else None
@@ -99,8 +144,10 @@ class OutputPacker:
                 data.append(array if isinstance(array, EncodedStrings) else array.tobytes())
                 continue
             if form != self._sound_forms[index]:
-                if not _is_sound(*form, tensor, batch):
+                if array.dtype != tensor.datatype.numpy:
                     raise _wrong_output(array, tensor, batch, self._model)
+                if not _has_declared_sizes(form[1], tensor, batch):
+                    self._other_sizes.say(OtherSizes.told(tensor, array.shape, batched=batch is not None))
                 self._sound_forms[index] = form
             row_shapes.append(form[1])
             if isinstance(array, EncodedStrings):
@@ -115,7 +162,7 @@ class OutputPacker:
         if other is not None:
             outputs = Outputs(tuple(data), tuple(row_bytes), tuple(row_shapes), in_arrays=in_arrays, forms=forms)
             raise OtherRows(str(other), outputs)
-        if known is not None:
+        if known is not None and known.row_shapes == tuple(row_shapes):
             return Outputs(tuple(data), known.row_bytes, known.row_shapes, fixed=True)
         return Outputs(tuple(data), tuple(row_bytes), tuple(row_shapes), in_arrays=in_arrays)
 
@@ -125,10 +172,8 @@ def _wire_shape(shape: tuple[int, ...], tensor: TensorSpec) -> tuple[int, ...]:
     return (*shape[:1], *tensor.to_wire(shape[1:])) if shape else shape
 
 
-def _is_sound(dtype: np.dtype[Any], row_shape: tuple[int, ...], tensor: TensorSpec, rows: int | None) -> bool:
-    """Whether an output has the signature's type, number of dimensions, and fixed dimensions."""
-    if dtype != tensor.datatype.numpy:
-        return False
+def _has_declared_sizes(row_shape: tuple[int, ...], tensor: TensorSpec, rows: int | None) -> bool:
+    """Whether an output has the signature's number of dimensions, and its fixed dimensions."""
     expected = tensor.graph_shape
     if rows is None and not expected:
         return True  # a scalar, or of a rank that the graph leaves open

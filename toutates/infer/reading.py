@@ -101,7 +101,7 @@ def contents_of(read: ReadRequest, validated: ValidatedRequest, version: ServedV
             typed = request.inputs[at].contents
             raw = typed_contents_to_raw(typed, spec.datatype, tensor=spec.name, model=version.model)
         if size is not None and (len(raw) != size or (validated.rows == 0 and raw)):
-            raise size_mismatch(request.id, spec.name, version.model, size, len(raw))
+            raise size_mismatch(request.id, spec.name, version.model, size, len(raw), validated.rows)
         contents.append(raw)
     return contents
 

@@ -114,8 +114,13 @@ def _find_data(
         else:
             raise InvalidRequest(
                 f"unable to find data for input tensor '{tensor.name}' for model '{model}' in request."
+                + (_NO_ELEMENTS if 0 in tensor.shape else "")
             )
     return sources
+
+
+#: Of an input whose shape has a dimension of 0.
+_NO_ELEMENTS: Final = " It has no elements; send empty contents, or an empty entry in raw_input_contents"
 
 
 def _declare(kind: str, name: str, names: set[str], identifier: str) -> None:
@@ -236,7 +241,7 @@ class _Validator:
             return
         got = source.byte_size if isinstance(source, Place) else self._raw_sizes[source]
         if got != expected or (rows == 0 and got):
-            raise size_mismatch(self._request.id, spec.name, self._model, expected, got)
+            raise size_mismatch(self._request.id, spec.name, self._model, expected, got, rows)
 
     def _checked_classes(self) -> dict[int, int]:
         classes = {self._outputs[name]: count for name, count in self._classes.items()}
@@ -247,7 +252,7 @@ class _Validator:
         return classes
 
 
-def size_mismatch(identifier: str, tensor: str, model: str, expected: int, got: int) -> InvalidRequest:
+def size_mismatch(identifier: str, tensor: str, model: str, expected: int, got: int, rows: int) -> InvalidRequest:
     """The error for an input whose bytes do not fit its shape.
 
     Args:
@@ -256,6 +261,7 @@ def size_mismatch(identifier: str, tensor: str, model: str, expected: int, got: 
         model: name of the model.
         expected: bytes of the shape; of one row where the batch dimension is 0, as Triton counts.
         got: bytes there are; as many as expected only where the batch dimension is 0.
+        rows: of the request; 0 only where the batch dimension is.
     """
     where = f"for input '{tensor}' for model '{model}'"
     text = f"input byte size mismatch {where}. Expected {expected}, got {got}"
@@ -263,4 +269,8 @@ def size_mismatch(identifier: str, tensor: str, model: str, expected: int, got: 
         text = (
             f"input byte size mismatch {where}. Its batch dimension is 0, so expected 0, got {got}; send 1 row or more"
         )
+    elif rows == 0:
+        text += "; its batch dimension is 0, and a request has 1 row or more"
+    elif expected == 0:
+        text += "; its shape has a dimension of 0, and so no elements"
     return InvalidRequest(request_prefix(identifier) + text)

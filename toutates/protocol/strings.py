@@ -149,6 +149,7 @@ class _Source:
         if left >= 4:
             raise self._error(
                 f"unexpected number of string elements {self.count + 1} {self._subject}, expecting {self.count}"
+                + ("" if self.count else "; its shape has a dimension of 0, and so no elements")
             )
         if left:
             raise self._error(

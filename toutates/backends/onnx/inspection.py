@@ -13,8 +13,9 @@ from toutates.backends.onnx.preparing import CheckedGraph, check_graph, explaine
 from toutates.backends.onnx.provider_names import CPU, CUDA, ON_CPU, TENSORRT, Provider
 from toutates.backends.onnx.row_probe import probe_rows
 from toutates.backends.onnx.session import ModelSession
+from toutates.backends.output_shapes import SeenShapes
 from toutates.backends.sequences import sequences_of
-from toutates.backends.warming import time_row, warm_up
+from toutates.backends.warming import run_two_rows, time_row, warm_up
 from toutates.engine.ragged.backend import RaggedBackend
 from toutates.engine.ragged.ragged import Ragged
 from toutates.models.config.configuration import VersionConfiguration
@@ -77,14 +78,21 @@ def inspect_graph(
     labels = read_labels(settings, signature, folder.model_dir, configuration.source)
     warnings = (*prepared.warnings, *checked.warnings, *shortfalls(labels, signature, settings, configuration.source))
     run_ns = 0
+    runner = _runner(session, checked, model)
+    shapes = SeenShapes(graph) if isinstance(runner, ModelSession) else None
     if try_warmup and settings.warmup:
         once = replace(settings, warmup=tuple(replace(sample, count=1) for sample in settings.warmup))
-        run_ns = warm_up([_runner(session, checked, model)], once, graph, model, folder.model_dir)
+        run_ns = warm_up([runner], once, graph, model, folder.model_dir, shapes)
     elif try_warmup and served_by[0] == CPU:
-        run_ns = time_row(_runner(session, checked, model), graph)
+        run_ns = time_row(runner, graph, shapes)
+    if shapes is not None and run_ns:
+        run_two_rows(runner, settings, graph, model, folder.model_dir, shapes)
+    if shapes is not None and shapes.problem:
+        warnings, signature = (*warnings, shapes.problem), shapes.opened(signature)
+        tensors = None if tensors is None else replace(tensors, signature=shapes.opened(tensors.signature))
     notices: tuple[str, ...] = ()
     if try_warmup:
-        found = probe_rows(_runner(session, checked, model), graph, configuration, served_by, run_ns)
+        found = probe_rows(runner, graph, configuration, served_by, run_ns)
         warnings = (*warnings, found.warning) if found.warning else warnings
         notices = (found.skipped,) if found.skipped else ()
     advice = ""

@@ -20,9 +20,11 @@ from toutates.backends.onnx.row_probe import probe_rows
 from toutates.backends.onnx.session import ModelSession
 from toutates.backends.onnx.shared_arena import is_small
 from toutates.backends.onnx.unchanged import FilesOfSessions
+from toutates.backends.output_shapes import SeenShapes
 from toutates.backends.sequences import instance_settings, sequence_servable, sequences_of
-from toutates.backends.warming import warm_up
+from toutates.backends.warming import run_two_rows, warm_up
 from toutates.engine.batched import BatchedServable
+from toutates.engine.packing import OtherSizes
 from toutates.engine.ragged.backend import RaggedBackend
 from toutates.engine.ragged.ragged import Ragged
 from toutates.engine.sequences.tensors import SequenceTensors
@@ -132,6 +134,7 @@ class OnnxKind:
         profile_batches = (profiling.stop_after_batches or _NEVER_STOP) if profiling is not None else None
         in_time = checked.padding is not None and settings.session.memory_arena and not shrinkage
         has_subgraphs = read_operators(model_path).has_subgraphs
+        other_sizes = OtherSizes(model, version.number)
         ragged = checked.padding if isinstance(checked.padding, Ragged) else None
         sessions = [
             ModelSession(
@@ -144,15 +147,26 @@ class OnnxKind:
                 shrinks_in_time=in_time,
                 shares_arena=shares_arena,
                 has_subgraphs=has_subgraphs,
+                other_sizes=other_sizes,
             )
             for number, session in enumerate((first, *others))
         ]
         backends: Sequence[ModelSession | RaggedBackend] = sessions
         if ragged is not None:
             backends = [RaggedBackend(session, ragged, signature, model) for session in sessions]
+        seen = SeenShapes(checked.graph) if ragged is None else None
         run_ns = warm_up(
-            backends[:1] if first in others else backends, settings, checked.graph, model, version.model_dir
+            backends[:1] if first in others else backends, settings, checked.graph, model, version.model_dir, seen
         )
+        if seen is not None:
+            run_two_rows(sessions[0], settings, checked.graph, model, version.model_dir, seen)
+        if seen is not None and seen.problem:
+            other_sizes.say(seen.problem)
+            for session in sessions:
+                session.declare(seen.opened(session.signature))
+            checked = replace(checked, graph=seen.opened(checked.graph), signature=seen.opened(checked.signature))
+            if tensors is not None:
+                tensors = replace(tensors, signature=seen.opened(tensors.signature), whole=seen.opened(tensors.whole))
         probed = backends[0]
         if profiling is not None and ragged is None:  # a profile is to show the clients' batches only
             with explained(version):

@@ -23,7 +23,7 @@ from toutates.backends.onnx.string_tensors import BlankStrings
 from toutates.backends.onnx.values import as_array, as_ort_value, as_texts, encoded
 from toutates.engine.lane import Batch, GatheredLane, PackedLane
 from toutates.engine.on_device import DeviceLane
-from toutates.engine.packing import OutputArray, OutputPacker
+from toutates.engine.packing import OtherSizes, OutputArray, OutputPacker
 from toutates.engine.result import Outputs
 from toutates.protocol.signature import Signature
 from toutates.protocol.strings import MANY_ELEMENTS, StringTensor
@@ -77,6 +77,7 @@ class ModelSession:
         shares_arena: whether it uses the arena of all small models.
         has_subgraphs: whether an operator of the graph has a graph of its own, so that one run may write to other
             places than the next.
+        other_sizes: of the version; None for its own.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class ModelSession:
         shrinks_in_time: bool = False,
         shares_arena: bool = False,
         has_subgraphs: bool = False,
+        other_sizes: OtherSizes | None = None,
     ) -> None:
         self.session = session
         self.signature = signature
@@ -98,7 +100,8 @@ class ModelSession:
         self._number = number
         self._shares_arena = shares_arena
         self._has_subgraphs = has_subgraphs
-        self._packer = OutputPacker(signature, model, any_rows=True)
+        self._other_sizes = other_sizes
+        self._packer = OutputPacker(signature, model, other_sizes, any_rows=True)
         self._profile_batches_left = profile_batches
         #: when ONNX Runtime last began and ended a run, monotonic nanoseconds
         self.started_ns = 0
@@ -139,6 +142,11 @@ class ModelSession:
         self._needs_ort_values = any(
             tensor.datatype.name == "BF16" for tensor in (*signature.inputs, *signature.outputs)
         )
+
+    def declare(self, signature: Signature) -> None:
+        """Take another signature for the same tensors, with other sizes. No run has begun that anybody waits for."""
+        self.signature = signature
+        self._packer = OutputPacker(signature, self.model, self._other_sizes, any_rows=True)
 
     def run(self, batch: Batch, first: int, rows: int) -> Outputs:
         """Run some rows of a batch: on the CPU, on bindings to its buffers that are kept for the whole batch.

@@ -83,9 +83,10 @@ class PaddedBackend(AroundBackend[Backend]):
             zip(self._signature.outputs, outputs.data, outputs.row_shapes, strict=True)
         ):
             axis = self._padding.outputs.get(index)
-            if axis is not None and shape[axis] != length:
+            if axis is not None and shape[axis : axis + 1] != (length,):
+                size = shape[axis] if axis < len(shape) else "no"
                 raise ExecutionFailed(
-                    f"model '{self._model}' returned output '{spec.name}' with {shape[axis]} elements along dimension "
+                    f"model '{self._model}' returned output '{spec.name}' with {size} elements along dimension "
                     f"{axis + 1}, which is cut back, and the rows were padded to {length}"
                 )
             assert isinstance(data, bytes | np.ndarray)

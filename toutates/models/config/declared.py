@@ -180,7 +180,8 @@ class Declared:
             full = (-1, *declared.shape)
         narrows = declared.narrows or role == "input"
         if len(full) == len(graph.shape) and all(
-            size == own or (own == -1 and narrows) for size, own in zip(full, graph.shape, strict=True)
+            size == own or (own == -1 and narrows) or (size == -1 and role == "output")
+            for size, own in zip(full, graph.shape, strict=True)
         ):
             return ""
         batch = (

@@ -155,12 +155,18 @@ class _Tensors:
             problem = f"has {len(shape)} dimensions, the graph has {len(graph)}"
         elif batched and shape[0] != -1:
             problem = "the first dimension is the batch dimension, which stays open"
-        elif any(size not in (-1, given) for size, given in zip(graph, shape, strict=True)):
+        elif any(not self._fits(size, given) for size, given in zip(graph, shape, strict=True)):
             problem = "differs from a size that the graph fixes"
         else:
             return shape
         remedy = f"write {list(graph)}, where each -1 {'after the first ' if batched else ''}may become a size"
+        if self._role == "output":
+            remedy += ", and each size -1 that the graph does not keep"
         raise self._refused(f"{self._role}_shapes.{tensor.name}", problem, shape, remedy)
+
+    def _fits(self, size: int, given: int) -> bool:
+        """Whether a configured size stands for one of the graph; of outputs, what the graph fixes may be open."""
+        return size in (-1, given) or (given == -1 and self._role == "output")
 
     def _refused(self, key: str, problem: str, shape: tuple[int, ...], remedy: str) -> ConfigurationError:
         return ConfigurationError(problem, source=self._source, key=key, value=list(shape), remedy=remedy)
