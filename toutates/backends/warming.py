@@ -167,7 +167,7 @@ def run_two_rows(
     """Run two rows where the first axis of inputs is open, which shows sizes that follow it. Blocks.
 
     They are zeros, or those of the first sample twice; that they do not run says nothing. Nothing is run where several
-    rows have been, where each shape may need an engine of its own, and where a row takes long.
+    rows have been, and where a row takes long. Not to be called where each shape needs an engine of its own.
 
     Args:
         session: which has been warmed up; nothing else uses it yet.
@@ -175,7 +175,7 @@ def run_two_rows(
         seen: takes in the shapes of outputs.
     """
     is_slow = session.ended_ns - session.started_ns > LONG_ROW_NS
-    if seen.most_rows > 1 or is_slow or not session.on_cpu or settings.profiling is not None:
+    if seen.most_rows > 1 or is_slow or settings.profiling is not None:
         return
     if settings.warmup:
         sample = settings.warmup[0]

@@ -71,6 +71,11 @@ class OtherSizes:
             f"what is not fixed: -1 in output_shapes.{tensor.name} of config.yaml, or in its dims in config.pbtxt"
         )
 
+    def note_said(self) -> None:
+        """Say nothing any more."""
+        with self._lock:
+            self._is_said = True
+
     def say(self, what: str) -> None:
         """Log what ``told`` says, if nothing was said before."""
         with self._lock:

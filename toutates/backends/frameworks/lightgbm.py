@@ -129,6 +129,8 @@ class _Predictor:
             failed = 0
         if failed:
             raise RuntimeError(_last_error(self._model._library))
+        if count and self._written.value != out.size:  # the rest would be what was in the memory before
+            raise RuntimeError(f"LightGBM has written {self._written.value} values, expected {out.size}")
         return {self._output: out.astype(self._result, copy=False)}
 
     def __del__(self) -> None:

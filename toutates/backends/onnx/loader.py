@@ -158,7 +158,7 @@ class OnnxKind:
         run_ns = warm_up(
             backends[:1] if first in others else backends, settings, checked.graph, model, version.model_dir, seen
         )
-        if seen is not None:
+        if seen is not None and sessions[0].on_cpu:  # on a device, a shape may need an engine of its own
             run_two_rows(sessions[0], settings, checked.graph, model, version.model_dir, seen)
         if seen is not None and seen.problem:
             other_sizes.say(seen.problem)

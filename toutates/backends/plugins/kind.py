@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from toutates.backends.batches import batches_of
 from toutates.backends.interface import Backend, Instance, Responder, Source, Tensor, Tensors
+from toutates.backends.output_shapes import SeenShapes
 from toutates.backends.plugins.catalogue import Catalogue
 from toutates.backends.plugins.decoupled import DecoupledRunner
 from toutates.backends.plugins.importing import import_backend, reason_of
@@ -19,9 +20,10 @@ from toutates.backends.plugins.limited import NotInTime, within
 from toutates.backends.plugins.running import PluginFailures, PluginRunner
 from toutates.backends.probing import Verdict, probe, sample_lengths
 from toutates.backends.sequences import instance_settings, sequence_servable, sequences_of
-from toutates.backends.warming import time_row, warm_up
+from toutates.backends.warming import run_two_rows, time_row, warm_up
 from toutates.engine.batched import BatchedServable
 from toutates.engine.open_request import Responses
+from toutates.engine.packing import OtherSizes
 from toutates.engine.sequences.tensors import SequenceTensors
 from toutates.engine.servable import Servable
 from toutates.models.config.configuration import VersionConfiguration
@@ -86,6 +88,18 @@ class LoadedVersion:
         """Those of a version that is not decoupled, which can be warmed up."""
         return [runner for runner in self.runners if isinstance(runner, PluginRunner)]
 
+    def open(self, seen: SeenShapes) -> None:
+        """Open the axes of outputs that runs have contradicted, and warn of them."""
+        if not seen.problem:
+            return
+        self.warnings.append(seen.problem)
+        self.signature = seen.opened(self.signature)
+        if self.sequences is not None:
+            signature, whole = seen.opened(self.sequences.signature), seen.opened(self.sequences.whole)
+            self.sequences = replace(self.sequences, signature=signature, whole=whole)
+        for runner in self.plain:
+            runner.declare(self.signature, is_told=True)
+
     def close(self) -> None:
         """Free it, as closing its servable does."""
         for runner in self.runners:
@@ -121,15 +135,18 @@ class PluginKind:
         settings, folder = configuration.settings, configuration.folder
         plain = loaded.plain
         rows = Verdict(loaded.independent_rows is not False)
+        seen = SeenShapes(loaded.signature)
 
         def run() -> None:
             nonlocal rows
-            row_ns = warm_up(plain, settings, loaded.signature, model, folder.model_dir)
+            row_ns = warm_up(plain, settings, loaded.signature, model, folder.model_dir, seen)
+            run_two_rows(plain[0], settings, loaded.signature, model, folder.model_dir, seen)
             if loaded.independent_rows is None:
                 rows = _probe(loaded, settings, row_ns)
 
         if plain:
             self._run_limited(run, loaded, configuration)
+            loaded.open(seen)
         try:
             served = _serve(model, configuration, loaded, joins=rows.joins)
         except BaseException:
@@ -150,14 +167,17 @@ class PluginKind:
         plain = loaded.plain
 
         notices: list[str] = []
+        seen = SeenShapes(signature)
 
         def run() -> None:
             row_ns = 0
             if try_warmup and settings.warmup:
                 once = replace(settings, warmup=tuple(replace(sample, count=1) for sample in settings.warmup))
-                row_ns = warm_up(plain[:1], once, signature, model, folder.model_dir)
+                row_ns = warm_up(plain[:1], once, signature, model, folder.model_dir, seen)
             elif try_warmup:
-                row_ns = time_row(plain[0], signature)
+                row_ns = time_row(plain[0], signature, seen)
+            if try_warmup:
+                run_two_rows(plain[0], settings, signature, model, folder.model_dir, seen)
             if try_warmup and loaded.independent_rows is None:
                 rows = _probe(loaded, settings, row_ns)
                 loaded.warnings += [rows.warning] if rows.warning else []
@@ -165,6 +185,7 @@ class PluginKind:
 
         if plain:
             self._run_limited(run, loaded, configuration)
+            loaded.open(seen)
         loaded.close()
         return InspectedVersion.of(
             model,
@@ -480,11 +501,11 @@ def _runners(
         if is_last:
             _free(backend, name, model)
 
-    failures = PluginFailures(name, model)
+    failures, other_sizes = PluginFailures(name, model), OtherSizes(model)
     if decoupled:
         return [DecoupledRunner(instance, signature, model, failures, close) for instance in instances]
     return [
-        PluginRunner(instance, signature, model, failures, quick=backend.quick, on_close=close)
+        PluginRunner(instance, signature, model, failures, other_sizes, quick=backend.quick, on_close=close)
         for instance in instances
     ]
 

@@ -12,7 +12,7 @@ import numpy as np
 from toutates.backends.interface import Array, Instance
 from toutates.backends.plugins.importing import MAX_REASON
 from toutates.engine.lane import Batch, PackedLane
-from toutates.engine.packing import OutputArray, OutputPacker
+from toutates.engine.packing import OtherSizes, OutputArray, OutputPacker
 from toutates.engine.result import Outputs
 from toutates.protocol.signature import Signature
 from toutates.protocol.strings import EncodedStrings, StringTensor
@@ -33,6 +33,7 @@ class PluginRunner:
         signature: the version's tensors.
         model: its name, for errors.
         failures: of the backend.
+        other_sizes: of the version.
         quick: see ``backends.interface.Backend``.
         on_close: called once no run will follow.
     """
@@ -43,6 +44,7 @@ class PluginRunner:
         signature: Signature,
         model: str,
         failures: PluginFailures,
+        other_sizes: OtherSizes | None = None,
         *,
         quick: bool,
         on_close: Callable[[], None],
@@ -55,8 +57,22 @@ class PluginRunner:
         self._names = [tensor.name for tensor in signature.inputs]
         self._outputs = [(tensor.name, not tensor.datatype.size) for tensor in signature.outputs]
         self._failures = failures
-        self._packer = OutputPacker(signature, model)
+        self._other_sizes = other_sizes or OtherSizes(model)
+        self._packer = OutputPacker(signature, model, self._other_sizes)
+        self._model = model
         self._on_close = on_close
+
+    def declare(self, signature: Signature, *, is_told: bool) -> None:
+        """Take another signature for the same tensors, with other sizes, before anybody waits for a run.
+
+        Args:
+            signature: with these sizes.
+            is_told: whether it is said already that outputs have other sizes than is declared.
+        """
+        self._signature = signature
+        self._packer = OutputPacker(signature, self._model, self._other_sizes)
+        if is_told:
+            self._other_sizes.note_said()
 
     def run(self, batch: Batch, first: int, rows: int) -> Outputs:
         """See ``engine.servable.Backend``."""
