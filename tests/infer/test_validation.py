@@ -286,7 +286,8 @@ def test_a_batch_without_rows_has_no_bytes() -> None:
     request = message("A")
     request.inputs[0].shape[:] = [0, 16]
     one = Signature(ADDSUB.inputs[:1], (), batched=True)
-    assert refusal(request, 0, signature=one).endswith("Expected 64, got 0")
+    text = "Expected 64, got 0; its batch dimension is 0, and a request has 1 row or more"
+    assert refusal(request, 0, signature=one).endswith(text)
     assert "Its batch dimension is 0, so expected 0, got 64; send 1 row or more" in refusal(request, 64, signature=one)
     empty = Signature((TensorSpec("A", BY_NAME["INT32"], (0,)),), (), batched=True)
     request.inputs[0].shape[:] = [0, 0]

@@ -55,7 +55,13 @@ def test_elements_are_found_whatever_they_hold(elements: list[bytes]) -> None:
         pytest.param(
             raw(b"ab") * 19, 16, "unexpected number of string elements 17 for {0}, expecting 16", id="too_many"
         ),
-        pytest.param(raw(b""), 0, "unexpected number of string elements 1 for {0}, expecting 0", id="not_empty"),
+        pytest.param(
+            raw(b""),
+            0,
+            "unexpected number of string elements 1 for {0}, expecting 0; its shape has a dimension of 0, and so no "
+            "elements",
+            id="not_empty",
+        ),
         pytest.param(
             raw(b"ab") + b"\0\0\0",
             1,

@@ -294,8 +294,8 @@ class Backend(ABC):
                 returned as outputs without a copy.
 
         Returns:
-            Every output by name, with the datatype and shape of ``Tensors``. For a batched model each has as many rows
-            as the inputs, in their order.
+            Every output by name, with the datatype of ``Tensors``; other sizes than it tells are sent, with a warning.
+            For a batched model each has as many rows as the inputs, in their order.
 
         Raises:
             InvalidRequest: the client is at fault, and is told so. Requests that were run together are then run one by
