@@ -27,7 +27,7 @@ from toutates.protocol.signature import Signature
 from toutates.protocol.strings import StringTensor
 from toutates.system.errors import ModelLoadError, RequestError
 
-__all__ = ["Inputs", "Runner", "run_two_rows", "time_row", "warm_up"]
+__all__ = ["Inputs", "Runner", "most_rows", "run_two_rows", "time_row", "warm_up"]
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ def warm_up(
         row_ns = time_row(sessions[0], signature, seen)
         times.append(row_ns)
         is_small = 0 < row_ns < _SMALL_RUN_NS and sessions[0].on_cpu
-        for rows in sorted({1} if is_small else {1, _most_rows(settings, signature)}):
+        for rows in sorted({1} if is_small else {1, most_rows(settings, signature)}):
             arrays = _zeros(signature, rows)
             for session in sessions:
                 if rows == 1 and session is sessions[0] and row_ns:
@@ -225,7 +225,7 @@ def time_row(session: Runner, signature: Signature, seen: SeenShapes | None = No
     return taken_ns
 
 
-def _most_rows(settings: ModelSettings, signature: Signature) -> int:
+def most_rows(settings: ModelSettings, signature: Signature) -> int:
     """Rows of a full batch."""
     if not signature.batched:
         return 1

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from toutates.backends.onnx.graph_facts import facts_of
-from toutates.backends.onnx.provider_names import TENSORRT
+from toutates.backends.onnx.provider_names import ON_DEVICES, TENSORRT
 from toutates.backends.onnx.session import ModelSession
 from toutates.backends.probing import NOT_TRIED, Verdict, probe, sample_lengths
+from toutates.backends.warming import most_rows
 from toutates.engine.ragged.backend import RaggedBackend
 from toutates.models.config.configuration import VersionConfiguration
 from toutates.protocol.signature import Signature
@@ -51,12 +52,17 @@ def probe_rows(
         return Verdict()
     lengths = sample_lengths(settings, graph)
     joint_rows = 0
-    if providers[0] == TENSORRT:
-        # An engine is built for each shape, which takes minutes: only those of the warm-up are there.
-        sizes = {sample.batch_size for sample in settings.warmup}
-        if lengths is None or 1 not in sizes or max(sizes) == 1:
-            remedy = "a row, and several, were not warmed up, and TensorRT builds an engine for each shape"
-            return Verdict(skipped=f"{NOT_TRIED}{remedy}; write warm-up samples of 1 row and of 4, of the same dims")
+    if providers[0] == TENSORRT or (providers[0] in ON_DEVICES and session.device is None):
+        # An engine is built for each shape, which takes minutes, or a graph of CUDA recorded: those of the warm-up are
+        # there.
+        if lengths is None:
+            lengths = {index: _closed(tensor.graph_shape) for index, tensor in enumerate(graph.inputs)}
+            sizes = {1, most_rows(settings, graph)}
+        else:
+            sizes = {sample.batch_size for sample in settings.warmup}
+        if 1 not in sizes or max(sizes) == 1:
+            why = "the warm-up has not run both a row and several, and the provider prepares each shape anew"
+            return Verdict(skipped=f"{NOT_TRIED}{why}; write samples of 1 row and of 4, of the same dims")
         joint_rows = min(sizes - {1})
     ragged = session.ragged if isinstance(session, RaggedBackend) else None
     run = partial(
@@ -99,3 +105,7 @@ def _digest(path: Path, size: int | None, row_ns: int) -> bytes:
             return hashlib.file_digest(file, "sha256").digest() if os.fstat(file.fileno()).st_size == size else b""
     except OSError:  # it has just been removed
         return b""
+
+
+def _closed(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple([1 if size == -1 else size for size in shape])

@@ -58,6 +58,11 @@ class RaggedBackend(AroundBackend[RawBackend]):
         self._packer = OutputPacker(replace(signature, outputs=by_row), model, any_rows=True)
 
     @property
+    def device(self) -> None:
+        """The GPU that may bind memory of its runs: none, because rows are joined first."""
+        return None
+
+    @property
     def ragged(self) -> Ragged:
         """How the rows of the version are joined."""
         return self._ragged

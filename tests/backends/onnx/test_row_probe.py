@@ -1,0 +1,138 @@
+"""What an ONNX model's rows are probed with: what its file says, its samples, and once for equal files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.e2e.dependent_models import graph, node, quantized, running_sum
+from toutates.backends.onnx import row_probe as row_probe_module
+from toutates.backends.onnx.graph_facts import facts_of
+from toutates.backends.onnx.opening import SessionOptions, load_session
+from toutates.backends.onnx.preparing import check_graph, prepare
+from toutates.backends.onnx.provider_names import CPU, TENSORRT
+from toutates.backends.onnx.row_probe import probe_rows
+from toutates.backends.onnx.session import ModelSession
+from toutates.backends.probing import GraphFacts, Verdict
+from toutates.models.config.configuration import load_configuration
+from toutates.models.repository import scan_model
+
+F = TensorProto.FLOAT
+VALUE: Any = ["n", 4]
+SAMPLE = "  - {name: %s, batch_size: %d, inputs: {x: {datatype: FP32, shape: [2], data: random}}}\n"
+CONFIG = "backend: supertensor\nbatch_size: 16\ncapacity: 16\nnum_executors: 1\nallocator: cpu\n"
+
+
+def probed(
+    root: Path,
+    model: onnx.ModelProto,
+    monkeypatch: pytest.MonkeyPatch,
+    provider: str = CPU,
+    row_ns: int = 0,
+    more: str = "",
+) -> tuple[Verdict, list[tuple[int, ...]]]:
+    """The verdict on a model, and the shapes that it was run with."""
+    (root / "1").mkdir(parents=True, exist_ok=True)
+    (root / "1" / "model.onnx").write_bytes(model.SerializeToString())
+    (root / "1" / "config.yaml").write_text(CONFIG + more)
+    configuration = load_configuration(scan_model(root).versions[-1])
+    session = load_session(configuration.folder.model_path, SessionOptions())
+    checked = check_graph(session, prepare("m", configuration, SessionOptions()), [CPU], root)
+    shapes: list[tuple[int, ...]] = []
+    really_run = ModelSession.run_arrays
+
+    def run(self: ModelSession, inputs: Any) -> Any:
+        shapes.append(tuple(inputs[0].shape))
+        return really_run(self, inputs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ModelSession, "run_arrays", run)
+        own = ModelSession(session, checked.graph, "m")
+        return probe_rows(own, checked.graph, configuration, [provider], row_ns), shapes
+
+
+def test_a_provider_that_prepares_each_shape_runs_those_of_the_warm_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, shapes = probed(tmp_path / "none", running_sum(), monkeypatch, TENSORRT)
+    assert not found.joins
+    assert set(shapes) == {(1, 2), (16, 2)}
+
+    samples = "warmup:\n" + SAMPLE % ("one", 1) + SAMPLE % ("some", 3)
+    found, shapes = probed(tmp_path / "two", running_sum(), monkeypatch, TENSORRT, more=samples)
+    assert not found.joins
+    assert set(shapes) == {(1, 2), (3, 2)}
+
+    for size in (1, 3):
+        samples = "warmup:\n" + SAMPLE % ("one", size)
+        found, shapes = probed(tmp_path / "one", running_sum(), monkeypatch, TENSORRT, more=samples)
+        assert found.joins
+        assert "write samples of 1 row and of 4" in found.skipped
+        assert not shapes
+
+
+def test_equal_files_are_probed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_probe_module, "_KNOWN", type(row_probe_module._KNOWN)(8))
+    first, ran = probed(tmp_path / "a", running_sum(), monkeypatch, row_ns=60_000)
+    again, ran_again = probed(tmp_path / "b", running_sum(), monkeypatch, row_ns=60_000)
+    assert first == again
+    assert not first.joins
+    # A folder whose size was not found out is not known to have one file.
+    known = scan_model(tmp_path / "a").versions[-1].size is not None
+    assert (len(ran), len(ran_again)) == (15, 0 if known else 15)
+    # The word of a configuration makes another question of it.
+    said, _ = probed(tmp_path / "c", running_sum(), monkeypatch, row_ns=60_000, more="batching: true\n")
+    assert said.joins
+
+
+def _loop(body: onnx.NodeProto) -> onnx.ModelProto:
+    """A graph with a node in a branch."""
+
+    def branch(own: onnx.NodeProto) -> onnx.GraphProto:
+        return helper.make_graph([own], "b", [], [helper.make_tensor_value_info("r", F, VALUE)])
+
+    same = helper.make_node("Identity", ["x"], ["r"])
+    either = helper.make_node("If", ["yes"], ["y"], then_branch=branch(body), else_branch=branch(same))
+    return graph([either], [("x", F, VALUE)], [("y", F, VALUE)], yes=np.array(True))
+
+
+def _half() -> onnx.ModelProto:
+    cast = [node("Cast", "x", "h", to=TensorProto.FLOAT16), node("Cast", "h", "y", to=F)]
+    return graph(cast, [("x", F, VALUE)], [("y", F, VALUE)])
+
+
+def _large() -> onnx.ModelProto:
+    model = graph([node("Add", "x w", "y")], [("x", F, VALUE)], [("y", F, VALUE)])
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros((100_000, 4), np.float32), "w"))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "facts"),
+    [
+        (running_sum(), GraphFacts()),
+        (_large(), GraphFacts()),
+        (quantized(), GraphFacts(is_inexact=True)),
+        (_half(), GraphFacts(is_inexact=True)),
+        (running_sum(TensorProto.BFLOAT16), GraphFacts(is_inexact=True)),
+        (_loop(helper.make_node("RandomNormalLike", ["x"], ["r"])), GraphFacts(is_random=True)),
+        (_loop(helper.make_node("Neg", ["x"], ["r"])), GraphFacts()),
+    ],
+)
+def test_a_file_tells_what_its_graph_is_made_of(tmp_path: Path, model: onnx.ModelProto, facts: GraphFacts) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    assert facts_of(path) == facts
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 100, b"ORTM" * 10, b"\x3a\xff\xff\x03abc"])
+def test_of_a_file_that_is_no_graph_nothing_is_known(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(content)
+    assert facts_of(path) == GraphFacts()
+    assert facts_of(tmp_path / "absent") == GraphFacts()
