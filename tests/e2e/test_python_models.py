@@ -340,11 +340,9 @@ def parameters_of(result: Any) -> Any:
     return list(result.get_response().parameters.items())
 
 
-@pytest.mark.parametrize(("number", "said"), [(1, "'size', which is no integer"), (2, "a parameter that is no text")])
-def test_parameters_that_cannot_be_sent_are_an_error(client: Any, number: int, said: str) -> None:
-    rows = np.full((1, 4), number, np.float32)
-    with pytest.raises(utils.InferenceServerException, match=said):
-        ask(client, "noting", rows, parameters={"a": 1})
+def test_parameters_that_cannot_be_sent_are_an_error(client: Any) -> None:
+    with pytest.raises(utils.InferenceServerException, match="'size', which is no integer"):
+        ask(client, "noting", np.full((1, 4), 1, np.float32), parameters={"a": 1})
 
 
 def test_calls_hand_on_what_they_say_and_bring_parameters_back(client: Any) -> None:

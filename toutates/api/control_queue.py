@@ -56,7 +56,15 @@ class _Waiting:
         return message
 
     def fail(self, error: RequestError) -> None:
-        self.worker.call_soon(partial(_send, partial(self.send_error, error)))
+        self.worker.call_soon(partial(self.send, partial(self.send_error, error)))
+
+    def send(self, answer: Callable[[], object]) -> None:
+        """Send an answer; where it cannot be written, say so, because the caller waits. On the worker's thread."""
+        try:
+            answer()
+        except Exception:
+            logger.exception("an answer cannot be written")
+            self.send_error(ExecutionFailed("internal error"))
 
 
 @dataclass(slots=True)
@@ -121,10 +129,6 @@ class ControlQueue:
             logger.exception("one of the %s failed", self.what)
             waiting.fail(ExecutionFailed("internal error"))
         else:
-            waiting.worker.call_soon(partial(_send, answer))
+            waiting.worker.call_soon(partial(waiting.send, answer))
         finally:
             self._waiting.discard(waiting)
-
-
-def _send(answer: Callable[[], object]) -> None:
-    answer()

@@ -26,6 +26,7 @@ from toutates.models.idle_cores import SLOW_RUN_NS
 from toutates.protocol.signature import Signature
 from toutates.protocol.strings import StringTensor
 from toutates.system.errors import ModelLoadError, RequestError
+from toutates.system.text import text_of
 
 __all__ = ["Inputs", "Runner", "most_rows", "run_two_rows", "time_row", "warm_up"]
 
@@ -141,7 +142,7 @@ def _run_samples(
                     _run(session, arrays, sample.batch_size, seen)
                     times.append((session.ended_ns - session.started_ns) // sample.batch_size)
             except RequestError as error:
-                raise ModelLoadError(f"failed to run warmup sample '{sample.name}': {error}") from error
+                raise ModelLoadError(f"failed to run warmup sample '{sample.name}': {text_of(error)}") from error
     if len(times) < wanted:
         logger.warning(
             "model '%s': %d of %d warm-up runs were made: %d at most, and no sample is repeated after %.0f s; "

@@ -39,7 +39,7 @@ from toutates.system.address import parse_address
 from toutates.system.errors import ConfigurationError, ModelLoadError, RepositoryError, ToutatesError
 from toutates.system.interpreter import watch_gil
 from toutates.system.logs.levels import LogLevels
-from toutates.system.standard_streams import standard_streams
+from toutates.system.standard_streams import standard_streams, write_anything
 
 __all__ = ["main", "parse_options", "prepare_onnxruntime", "tritonserver"]
 
@@ -47,6 +47,7 @@ __all__ = ["main", "parse_options", "prepare_onnxruntime", "tritonserver"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the process's exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    write_anything()
     try:
         if arguments[:1] == ["probe"]:
             return _probe(arguments[1:])

@@ -36,6 +36,7 @@ from toutates.system.errors import ToutatesError
 from toutates.system.interpreter import gil_enabled
 from toutates.system.placement import Placement, Turns
 from toutates.system.shared_threads import SharedThreads, name_this_thread
+from toutates.system.text import described
 
 __all__ = ["LoadOptions", "Outcome", "RunningVersions", "identity_of"]
 
@@ -480,7 +481,7 @@ def _failure(error: Exception, taken_ns: int = 0, folder: Path | None = None) ->
         taken_ns: nanoseconds.
         folder: of the model. Libraries name its files by where links lead as well.
     """
-    reason = str(error) if isinstance(error, ToutatesError) else f"{type(error).__name__}: {error}"
+    reason = str(error) if isinstance(error, ToutatesError) else described(error)
     folders = () if folder is None else (folder, os.path.abspath(folder), os.path.realpath(folder))
     return Outcome(error, taken_ns, reason, without_paths(reason, *folders))
 

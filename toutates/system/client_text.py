@@ -11,6 +11,8 @@ import os
 import re
 from typing import Final
 
+from toutates.system.text import writable
+
 __all__ = ["without_paths"]
 
 #: Before a path that stands by itself. Else it is the end of a URL, or of a path that does not begin at the root.
@@ -20,7 +22,7 @@ _ENDS: Final = r"\s'\"`,;:()\[\]{}<>|"
 
 
 def without_paths(text: str, *folders: str | os.PathLike[str]) -> str:
-    """A text without paths of the server's file system.
+    """A text without paths of the server's file system, and writable (``system.text``).
 
     A path is what begins with an entry of the root directory. So names of a graph's nodes, which often begin with a
     slash too (``/encoder/MatMul``), stay, unless the root has such an entry.
@@ -29,6 +31,7 @@ def without_paths(text: str, *folders: str | os.PathLike[str]) -> str:
         text: such as an error.
         folders: whose files are named by the path within them, and they themselves by their last name.
     """
+    text = writable(text)
     if "/" not in text:
         return text
     for folder in sorted({os.fspath(folder).rstrip("/") for folder in folders}, key=len, reverse=True):

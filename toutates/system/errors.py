@@ -41,6 +41,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypeVar
 
+from toutates.system.text import writable
+
 __all__ = [
     "AlreadyExists",
     "BeyondTarget",
@@ -78,7 +80,10 @@ T = TypeVar("T")
 
 
 class ToutatesError(Exception):
-    """Base of every error this package raises on purpose, outside ``toutates.h2grpc``."""
+    """Base of every error this package raises on purpose, outside ``toutates.h2grpc``. Its text can always be sent."""
+
+    def __str__(self) -> str:
+        return writable(super().__str__())
 
 
 class ConfigurationError(ToutatesError):

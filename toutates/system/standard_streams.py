@@ -6,13 +6,14 @@ failure to write costs no request and changes no exit code: the line is lost, an
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-__all__ = ["standard_streams"]
+__all__ = ["standard_streams", "write_anything"]
 
 
 @contextmanager
@@ -27,6 +28,7 @@ def standard_streams() -> Iterator[None]:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
+    write_anything()
     try:
         yield
     finally:
@@ -36,6 +38,12 @@ def standard_streams() -> Iterator[None]:
                     stream.flush()
             except (OSError, ValueError):
                 _give_up(stream)
+
+
+def write_anything() -> None:
+    """Have standard output escape what its encoding cannot say, as standard error does. ``LC_ALL=C`` may mean ASCII."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _give_up(stream: TextIO) -> None:

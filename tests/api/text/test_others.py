@@ -17,6 +17,7 @@ from tests.api.text.support import CLASSIFIER, RERANKER, Double, Front, as_vecto
 from toutates.access.key_file import read_key_file
 from toutates.access.quotas import Quotas
 from toutates.api.text import large_json
+from toutates.api.text.half_characters import STEPPED_BYTES
 from toutates.api.text.handler import TextSettings
 from toutates.api.text.proxy import ProxySettings, read_proxy_settings
 from toutates.system.errors import ConfigurationError
@@ -70,12 +71,26 @@ def test_refusals_have_coheres_form(api: Front, more: dict[str, Any], status: in
 
 
 def test_a_lone_surrogate_is_refused_in_each_form(api: Front) -> None:
-    for path, body, member in (
-        ("/v2/rerank", rb'{"model":"judge","query":"q","documents":["\ud800"]}', "message"),
-        ("/v1/embedding", rb'[{"query":"\udc00"}]', "msg"),
+    for path, body, member, place in (
+        ("/v2/rerank", rb'{"model":"judge","query":"q","documents":["a","b \ud800"]}', "message", "`documents[1]`"),
+        ("/v1/embedding", rb'[{"query":"ab\udc00"}]', "msg", "`[0].query`"),
     ):
         answer = api.ask(path, body)
         assert (answer.status, set(answer.document)) == (400, {member})
+        assert f"{place} is no valid Unicode: it has the surrogate U+D" in answer.document[member]
+        assert answer.document[member].endswith("at character 2")
+
+
+@pytest.mark.parametrize("more", [0, STEPPED_BYTES])
+def test_half_an_emoji_is_named_with_its_text_and_its_place(api: Front, more: int) -> None:
+    """Of a short body, and of one that is read in steps."""
+    body = rb'{"model":"minilm","input":["whole \ud83d\ude00","%bhalf \ud83d x"]}' % (b"a" * more)
+    answer = api.ask("/v1/embeddings", body)
+    assert answer.status == 400
+    assert answer.document["error"]["param"] == "input[1]"
+    assert answer.document["error"]["message"] == (
+        f"`input[1]` is no valid Unicode: it has the surrogate U+D83D at character {more + 5}"
+    )
 
 
 def test_keys_are_asked_for(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from toutates.models.table import UNLOADED, ModelEntry, ModelState, ModelTable, VersionEntry
 from toutates.protocol.grpc_service_pb2 import RepositoryIndexRequest, RepositoryIndexResponse
 from toutates.system.errors import Unsupported
+from toutates.system.text import writable
 
 __all__ = ["repository_index"]
 
@@ -47,11 +48,13 @@ def repository_index(
             entries.append(ModelIndex(name=model.name, state=state, reason=not_loaded))
         if model.problem and not request.ready:
             entries.append(
-                ModelIndex(name=model.name, state=ModelState.UNAVAILABLE.value, reason=f"Internal: {model.problem}")
+                ModelIndex(
+                    name=model.name, state=ModelState.UNAVAILABLE.value, reason=writable(f"Internal: {model.problem}")
+                )
             )
         gone = {} if request.ready else {number: _unloaded(number) for number in model.gone}
         entries += [
-            ModelIndex(name=model.name, version=str(number), state=version.state.value, reason=version.reason)
+            ModelIndex(name=model.name, version=str(number), state=version.state.value, reason=writable(version.reason))
             for number, version in sorted((gone | dict(model.versions)).items())
             if version.state is ModelState.READY or not request.ready
         ]

@@ -6,8 +6,6 @@ from http import HTTPStatus
 from math import ceil
 from typing import Any, Final, NamedTuple
 
-import msgspec
-
 from toutates.system.errors import (
     AlreadyExists,
     ByError,
@@ -30,6 +28,7 @@ from toutates.system.errors import (
     UnknownModel,
     Unsupported,
 )
+from toutates.system.json_text import encode_json
 
 __all__ = [
     "EMPTY",
@@ -69,8 +68,6 @@ STATUSES: Final[ByError[HTTPStatus]] = ByError(
 
 _JSON: Final = b"content-type: application/json\r\n"
 
-_encode: Final = msgspec.json.Encoder().encode
-
 
 class Answer(NamedTuple):
     """An answer.
@@ -92,7 +89,7 @@ EMPTY: Final = Answer(200, b"content-type: text/plain\r\n", b"")
 
 def json_answer(document: Any, status: int = 200) -> Answer:
     """An answer of JSON, compact as Triton writes it."""
-    return Answer(status, _JSON, _encode(document))
+    return Answer(status, _JSON, encode_json(document))
 
 
 def error_answer(status: int, text: str) -> Answer:

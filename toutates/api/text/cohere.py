@@ -16,6 +16,7 @@ from toutates.api.text.reading import BodyReader, check_count, check_texts
 from toutates.api.text.routes import Asked, Computing, Form, Route
 from toutates.api.text.vectors import string_of
 from toutates.backends.text.interface import FoundText, Scores, TextOptions, TextResult
+from toutates.system.json_text import encode_json
 
 __all__ = ["FORM", "ROUTES", "RerankRequest", "ask", "ranked"]
 
@@ -31,8 +32,6 @@ _STATUSES: Final = {
     Kind.FAILED: 500,
     Kind.NOT_READY: 503,
 }
-
-_encode: Final = msgspec.json.Encoder().encode
 
 
 def refuse(problem: Problem) -> Answer:
@@ -109,7 +108,7 @@ def _write(texts: Sequence[str] | None, top_n: int | None, result: TextResult, f
     yield b'{"id":"%b","results":[' % str(uuid4()).encode()
     before = b""
     for index, score in ranked(result)[:top_n]:
-        yield b'%b{"index":%d,"relevance_score":%b' % (before, index, _encode(score))
+        yield b'%b{"index":%d,"relevance_score":%b' % (before, index, encode_json(score))
         if texts is not None:
             yield b',"document":{"text":'
             yield from string_of(texts[index])
@@ -122,7 +121,7 @@ def _write(texts: Sequence[str] | None, top_n: int | None, result: TextResult, f
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
         "meta": {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}},
     }
-    yield b"]," + _encode(more)[1:]
+    yield b"]," + encode_json(more)[1:]
 
 
 _RERANK: Final = partial(Route, form=FORM, texts="documents", post=Computing(BodyReader(RerankRequest), ask))

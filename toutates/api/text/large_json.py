@@ -7,7 +7,9 @@ string of three bytes becomes an object of fifty.
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -49,18 +51,19 @@ class TooMuch(Exception):
     """The document has more values than any request; the text says of what."""
 
 
-def read_large(octets: bytes | bytearray, pause: Pause) -> Any:
+def read_large(octets: bytes | bytearray, pause: Pause, *, halves: bool = False) -> Any:
     """The value of a document: dict, list, str, int, float, bool or None.
 
     Args:
         octets: in UTF-8.
         pause: called about every millisecond.
+        halves: whether strings may have halves of characters, which are surrogates then.
 
     Raises:
         BadJson: it is no JSON.
         TooMuch: it has too many values, or is too deep.
     """
-    reader = _Reader(octets, pause)
+    reader = _Reader(octets, pause, json.loads if halves else _STRING)
     value = reader.value(0)
     reader.skip_blanks()
     if reader.at != len(octets):
@@ -75,7 +78,10 @@ class _Reader:
         at: how far it has come.
     """
 
-    def __init__(self, octets: bytes | bytearray, pause: Pause) -> None:
+    def __init__(
+        self, octets: bytes | bytearray, pause: Pause, read_string: Callable[[bytes | bytearray], str] = _STRING
+    ) -> None:
+        self._read_string = read_string
         self._octets = octets
         self._pause = pause
         self.at = 0
@@ -192,15 +198,21 @@ class _Reader:
         end = self._end_of_string(start + 1)
         self.at = end + 1
         if end - start <= PIECE_BYTES:
-            return _checked_string(octets[start : end + 1], start)
+            return self._checked_string(octets[start : end + 1], start)
         pieces: list[str] = []
         at = start + 1
         while at < end:
             cut = self._cut(at, end)
-            pieces.append(_checked_string(b'"%b"' % bytes(octets[at:cut]), at))
+            pieces.append(self._checked_string(b'"%b"' % bytes(octets[at:cut]), at))
             at = cut
             self._pause()
         return "".join(pieces)
+
+    def _checked_string(self, octets: bytes | bytearray, at: int) -> str:
+        try:
+            return self._read_string(octets)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise _bad(error, at) from None
 
     def _end_of_string(self, at: int) -> int:
         """Where the quotation mark is that ends the string whose letters begin at ``at``."""
@@ -263,13 +275,6 @@ def _checked(octets: bytes, at: int) -> Any:
 def _checked_numbers(octets: bytes, at: int) -> list[Any]:
     try:
         return _NUMBERS(octets)
-    except (msgspec.DecodeError, ValueError) as error:
-        raise _bad(error, at) from None
-
-
-def _checked_string(octets: bytes | bytearray, at: int) -> str:
-    try:
-        return _STRING(octets)
     except (msgspec.DecodeError, ValueError) as error:
         raise _bad(error, at) from None
 

@@ -15,6 +15,7 @@ from toutates.api.text.reading import BodyReader, check_count, check_texts
 from toutates.api.text.routes import Asked, Computing, Form, Page, Route, answer_head
 from toutates.api.text.vectors import base64_of, floats_of
 from toutates.backends.text.interface import DEFAULT_OPTIONS, Float32, FoundText, Text, TextOptions, TextResult
+from toutates.system.json_text import encode_json
 
 __all__ = ["ROUTES", "TokenId", "options_of"]
 
@@ -108,7 +109,7 @@ def _ask(request: EmbeddingsRequest, model: str) -> Asked:
 @lru_cache(1024)
 def _tail(name: str, tokens: int) -> bytes:
     usage = b'"usage":{"prompt_tokens":%d,"total_tokens":%d}' % (tokens, tokens)
-    return b'],"model":%b,%b}' % (msgspec.json.encode(name), usage)
+    return b'],"model":%b,%b}' % (encode_json(name), usage)
 
 
 _HEAD: Final = b'{"object":"list","data":[{"object":"embedding","index":0,"embedding":'

@@ -7,6 +7,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
+from toutates.api.text.half_characters import STEPPED_BYTES, half_character
 from toutates.api.text.large_json import BadJson, TooMuch, read_large
 from toutates.api.text.problems import Kind, Problem
 from toutates.protocol.strings import rest
@@ -17,8 +18,6 @@ T = TypeVar("T")
 
 #: Longer bodies are read beside the worker: 32 KiB take 0.2 ms.
 LARGE_BYTES: Final = 32_768
-#: Longer ones are read in steps: 1 MiB takes up to 8 ms, in which no other thread has the interpreter.
-STEPPED_BYTES: Final = 1_048_576
 #: Longer ones are refused. The texts of one request that are meant have a tenth of it.
 MAX_BODY_BYTES: Final = 16_777_216
 #: Texts of one request.
@@ -50,8 +49,10 @@ class BodyReader(Generic[T]):
             if len(body) <= STEPPED_BYTES:
                 return self.decode(body)
             return msgspec.convert(read_large(body, rest), self._kind)
-        except (msgspec.MsgspecError, BadJson, TooMuch, UnicodeError, RecursionError) as error:
+        except msgspec.ValidationError as error:
             raise problem_of(error) from None
+        except (msgspec.MsgspecError, BadJson, TooMuch, UnicodeError, RecursionError) as error:
+            raise half_character(body) or problem_of(error) from None
 
 
 def problem_of(error: Exception) -> Problem:

@@ -18,6 +18,8 @@ from toutates.api.text.reading import MAX_INPUTS, BodyReader, check_count, check
 from toutates.api.text.routes import Asked, Computing, Form, Page, Route, Stepwise
 from toutates.api.text.vectors import arrays_of, floats_of, sparse_of, string_of
 from toutates.backends.text.interface import FoundText, Scores, Task, Text, TextOptions, TextResult, VectorForm
+from toutates.system.json_text import encode_json
+from toutates.system.text import writable
 
 __all__ = ["MAX_TOKEN_TEXTS", "ROUTES"]
 
@@ -28,7 +30,6 @@ MAX_TOKEN_BYTES: Final = 33_554_432
 #: Characters of a text for /tokenize, for each token that the model takes; TEI's own limit.
 CHARACTERS_PER_TOKEN: Final = 250
 
-_encode: Final = msgspec.json.Encoder().encode
 
 # --- errors ----------------------------------------------------------------------------------------------------------
 
@@ -62,7 +63,7 @@ def refuse(problem: Problem) -> Answer:
         return Answer(401, b"www-authenticate: Bearer\r\n", b"")
     plain = _PLAIN.get(problem.kind)
     if plain is not None:
-        return Answer(plain, _TEXT, str(problem).encode(errors="replace"))
+        return Answer(plain, _TEXT, writable(str(problem)).encode())
     status, kind = _STATUSES.get(problem.kind, _REFUSED)
     before = "Backend error: " if kind == "Backend" else ""
     return json_answer({"error": before + str(problem), "error_type": kind}, status)
@@ -261,7 +262,7 @@ def _write_classes(is_batch: bool, result: TextResult, found: FoundText) -> Iter
     for vector in vectors:
         scores = vector.tolist()
         order = np.argsort(-vector, kind="stable").tolist()
-        yield before + _encode([{"score": _number(scores[at]), "label": _label(labels, at)} for at in order])
+        yield before + encode_json([{"score": _number(scores[at]), "label": _label(labels, at)} for at in order])
         before = b","
     if is_batch:
         yield b"]"
@@ -305,7 +306,7 @@ def _rerank(request: RerankRequest, model: str) -> Asked:
 def _write_ranks(texts: Sequence[str] | None, result: TextResult, found: FoundText) -> Iterator[bytes]:
     before = b"["
     for index, score in cohere.ranked(result):
-        yield b'%b{"index":%d,"score":%b' % (before, index, _encode(score))
+        yield b'%b{"index":%d,"score":%b' % (before, index, encode_json(score))
         if texts is not None:
             yield b',"text":'
             yield from string_of(texts[index])
@@ -399,7 +400,7 @@ def _tokenize(request: TokenizeRequest, model: str) -> Stepwise:
                     encoded.ids, encoded.tokens, encoded.offsets, encoded.special, strict=True
                 )
             ]
-            yield before + _encode(tokens)
+            yield before + encode_json(tokens)
             before = b","
         yield b"]"
 
@@ -426,7 +427,7 @@ def _decode(request: DecodeRequest, model: str) -> Stepwise:
         before = b"["
         for ids in texts:
             text = found.model.tokenizer.decode(ids, skip_special_tokens=request.skip_special_tokens)
-            yield before + _encode(text)
+            yield before + encode_json(text)
             before = b","
         yield b"]"
 

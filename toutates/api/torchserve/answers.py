@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final
 from uuid import uuid4
 
@@ -23,6 +22,7 @@ from toutates.system.errors import (
     UnknownModel,
     Unsupported,
 )
+from toutates.system.json_text import encode_json
 
 __all__ = [
     "Answer",
@@ -124,7 +124,7 @@ def as_problem(error: RequestError, model: str, version: str) -> Problem:
 
 def document_answer(document: Any, code: int = 200, request_id: str = "") -> Answer:
     """An answer of JSON, indented as TorchServe's."""
-    body = json.dumps(document, indent=2).encode() + b"\n"
+    body = msgspec.json.format(encode_json(document), indent=2) + b"\n"
     return code, _JSON + _fields_of_all(request_id), body
 
 

@@ -15,8 +15,6 @@ from typing import Any, Final
 from urllib.parse import unquote
 from weakref import ref
 
-import msgspec
-
 from toutates.api.dataplane.plane import DataPlane
 from toutates.api.doors import Doors
 from toutates.api.rest.calls import Purpose, RestHttpCall
@@ -38,6 +36,7 @@ from toutates.protocol import grpc_service_pb2 as pb
 from toutates.protocol.rest.request import Target
 from toutates.repositories.torchserve.imported import default_of, number_of, versions_of
 from toutates.system.errors import RequestError, UnknownModel
+from toutates.system.json_text import encode_json
 
 __all__ = ["Defaults", "Predictions"]
 
@@ -133,7 +132,7 @@ class Predictions:
         if rest:
             fields["url_path"] = rest
         infer = self._doors.within(self._doors.visit(group, head, model), self._infer(head))
-        prediction = _Prediction(self, model, version, msgspec.json.encode(fields), infer)
+        prediction = _Prediction(self, model, version, encode_json(fields), infer)
         head.purpose = Purpose(prediction.handle, prediction.refusal)
         return self._max_body
 

@@ -9,6 +9,7 @@ import numpy as np
 import skops.io
 
 from toutates.backends.interface import Array, Backend, Source, Tensor, Tensors
+from toutates.system.text import described
 
 __all__ = ["ScikitLearn"]
 
@@ -31,7 +32,7 @@ class ScikitLearn(Backend):
         try:
             unknown = sorted(set(skops.io.get_untrusted_types(file=source.path)) - set(trusted))
         except Exception as error:
-            raise ValueError(f"skops cannot read '{source.path.name}': {type(error).__name__}: {error}") from error
+            raise ValueError(f"skops cannot read '{source.path.name}': {described(error)}") from error
         if unknown:
             raise ValueError(
                 f"'{source.path.name}' holds types that skops does not trust; if you do, name them in the parameter "
@@ -40,7 +41,7 @@ class ScikitLearn(Backend):
         try:
             self._model: Any = skops.io.load(source.path, trusted=trusted)
         except Exception as error:
-            raise ValueError(f"skops cannot load '{source.path.name}': {type(error).__name__}: {error}") from error
+            raise ValueError(f"skops cannot load '{source.path.name}': {described(error)}") from error
         given = source.inputs[0] if len(source.inputs) == 1 else None
         self._input = given.name if given is not None else "input__0"
         datatype = "FP64" if given is not None and given.datatype == "FP64" else "FP32"

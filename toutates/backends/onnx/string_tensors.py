@@ -33,6 +33,7 @@ import onnxruntime
 
 from toutates.backends.onnx.provider_names import CPU
 from toutates.protocol.strings import MANY_ELEMENTS, EncodedStrings, StringTensor, rest
+from toutates.system.text import described
 
 __all__ = ["BlankStrings", "problem", "read_strings", "usable"]
 
@@ -211,7 +212,7 @@ def problem() -> str:
     try:
         return _layout_problem() or _bytes_problem()
     except Exception as error:
-        return f"{type(error).__name__}: {error}"
+        return described(error)
 
 
 @cache

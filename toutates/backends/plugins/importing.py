@@ -12,7 +12,7 @@ from toutates.backends.interface import INTERFACE, Backend
 from toutates.backends.plugins.catalogue import Catalogue
 from toutates.system.errors import ModelLoadError
 from toutates.system.interpreter import gil_enabled, gil_problem
-from toutates.system.text import one_line
+from toutates.system.text import described, one_line
 
 __all__ = ["MAX_REASON", "import_backend", "reason_of"]
 
@@ -70,10 +70,9 @@ def import_backend(name: str, catalogue: Catalogue) -> type[Backend]:
 
 def reason_of(error: BaseException) -> str:
     """What an exception says, on one line, with its type, and the last line of Python that it comes from."""
-    said = one_line(error, MAX_REASON)
     where = traceback.extract_tb(error.__traceback__)[-1:]
     line = f" ({where[0].filename.rpartition('/')[2]}:{where[0].lineno})" if where else ""
-    return f"{type(error).__name__}{': ' if said else ''}{said}{line}"
+    return f"{one_line(described(error), MAX_REASON)}{line}"
 
 
 def _wrong_version(name: str, package: str, version: object) -> str:

@@ -18,7 +18,7 @@ from toutates.protocol.signature import Signature
 from toutates.protocol.strings import EncodedStrings, StringTensor
 from toutates.system.errors import ExecutionFailed, InvalidRequest
 from toutates.system.logs.limit import LineLimit
-from toutates.system.text import one_line
+from toutates.system.text import described, one_line
 
 __all__ = ["PluginFailures", "PluginRunner", "as_objects", "encoded"]
 
@@ -142,8 +142,7 @@ class PluginFailures:
                 "the backend '%s' failed in a run of model '%s'", *fields.values(), exc_info=error, extra=fields
             )
         # Paths and lines are for the log.
-        said = one_line(error, 200)
-        reason = f"{type(error).__name__}{': ' if said else ''}{said}"
+        reason = one_line(described(error), 200)
         return ExecutionFailed(f"the backend '{self._backend}' failed to run model '{self._model}': {reason}")
 
     def wrong_answer(self, outputs: object, signature: Signature, *, some: bool = False) -> ExecutionFailed:

@@ -61,9 +61,9 @@ def unpack_environment(archive: Path, folder: Path) -> None:
                 _take_tar(opened, target)
             target.check_links()
     except BadEntry as error:
-        raise ModelLoadError(one_line(str(error), 500)) from error
+        raise ModelLoadError(one_line(error, 500)) from error
     except BROKEN as error:
-        raise ModelLoadError(f"it is broken, or no archive of an environment: {one_line(str(error), 200)}") from error
+        raise ModelLoadError(f"it is broken, or no archive of an environment: {one_line(error, 200)}") from error
 
 
 class _Unpacking:

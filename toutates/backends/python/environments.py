@@ -17,6 +17,7 @@ from typing import Final
 from toutates.backends.python.environment_archives import unpack_environment
 from toutates.backends.python.process import Interpreter
 from toutates.system.errors import ModelLoadError
+from toutates.system.text import text_of
 
 __all__ = ["Environments"]
 
@@ -49,7 +50,7 @@ class Environments:
             path = path.resolve(strict=True)
             folder = path if path.is_dir() else self._unpack(path)
         except (OSError, ModelLoadError) as error:
-            raise ModelLoadError(f"EXECUTION_ENV_PATH '{path}' cannot be used: {error}") from error
+            raise ModelLoadError(f"EXECUTION_ENV_PATH '{path}' cannot be used: {text_of(error)}") from error
         activate = folder / "bin" / "activate"
         if not activate.exists():
             raise ModelLoadError(

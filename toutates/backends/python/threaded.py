@@ -38,6 +38,7 @@ from toutates.engine.result import Outputs, PendingRequest, Separate
 from toutates.engine.servable import Consumer
 from toutates.protocol.signature import Signature
 from toutates.system.errors import ExecutionFailed, RequestError
+from toutates.system.text import described
 
 __all__ = ["ThreadInstance"]
 
@@ -146,7 +147,7 @@ class ThreadInstance:
         try:
             self._model.finalize()
         except Exception as error:
-            self._output.log("E", f"finalize failed: {type(error).__name__}: {error}")
+            self._output.log("E", f"finalize failed: {described(error)}")
 
     def _run(self, batch: Batch) -> Outputs | Separate:
         lane, rows = batch.lane, rows_of(batch)

@@ -19,6 +19,7 @@ from toutates.backends.text.steps import ACTIVATIONS
 from toutates.backends.text.work import Row, Settled, TextRequest
 from toutates.engine.result import Timing
 from toutates.system.errors import ModelLoadError, RequestError
+from toutates.system.text import text_of
 
 __all__ = ["probe_texts", "try_texts"]
 
@@ -53,7 +54,7 @@ def try_texts(folder: TextFolder, reader: Reader, computing: Computing, info: Te
         found = computing.run(rows, length)
         run_ns = time.monotonic_ns() - began_ns
     except Exception as error:
-        raise ModelLoadError(f"the model cannot compute a text: {error}") from error
+        raise ModelLoadError(f"the model cannot compute a text: {text_of(error)}") from error
     first = found[0]
     if isinstance(first, TextError):
         raise ModelLoadError(f"the model cannot compute a text: {first}")

@@ -17,6 +17,7 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import ReadableSpan
 
 from toutates.protocol.wire_format import field_head
+from toutates.system.text import writable
 
 __all__ = ["SpanEncoder"]
 
@@ -39,7 +40,7 @@ def _field(tag: int, content: bytes) -> bytes:
 def _attribute(key: str, value: str | int) -> bytes:
     """A KeyValue, as field 9 of a Span."""
     # A number stands where a text has its length.
-    content = field_head(0x18, value) if isinstance(value, int) else _field(0x0A, value.encode())
+    content = field_head(0x18, value) if isinstance(value, int) else _field(0x0A, writable(value).encode())
     return _field(0x4A, _field(0x0A, key.encode()) + _field(0x12, content))
 
 
@@ -69,7 +70,7 @@ class SpanEncoder:
             pieces.append(_field(0x1A, context.trace_state.to_header().encode()))
         if parent is not None:
             pieces.append(b"\x22\x08" + parent.span_id.to_bytes(8))
-        pieces.append(_field(0x2A, span.name.encode()))
+        pieces.append(_field(0x2A, writable(span.name).encode()))
         # OTLP counts kinds from 1.
         pieces.append(
             _KIND_AND_TIMES.pack(0x30, span.kind.value + 1, 0x39, span.start_time or 0, 0x41, span.end_time or 0)
@@ -77,7 +78,7 @@ class SpanEncoder:
         for key, value in (span.attributes or {}).items():
             assert isinstance(value, str | int)
             pieces.append(_attribute(key, value))
-        text = _field(0x12, status.description.encode()) if status.description else b""
+        text = _field(0x12, writable(status.description).encode()) if status.description else b""
         code = bytes((0x18, status.status_code.value)) if status.status_code.value else b""
         pieces.append(_field(0x7A, text + code))
         remote = parent is not None and parent.is_remote

@@ -23,6 +23,7 @@ from toutates.observe.metrics.gpu import GpuGauges, load_nvml
 from toutates.observe.metrics.host import HostGauges
 from toutates.observe.metrics.spec import Kind
 from toutates.observe.view import ServerView
+from toutates.system.text import writable
 
 __all__ = ["Exposition", "Format", "choose_format", "write_family"]
 
@@ -124,6 +125,4 @@ def _labels(names: tuple[str, ...], labels: Labels) -> str:
 
 
 def _escaped(value: str) -> str:
-    # Names of models are names of files, which need not be Unicode; the text has to be.
-    value = value.encode(errors="replace").decode()
-    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+    return writable(value).replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")

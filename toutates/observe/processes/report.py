@@ -29,6 +29,7 @@ from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.protocol.signature import TensorSpec
 from toutates.repositories.interface import RepositoryStatistics
 from toutates.system.logs.recent import RecentWarning, RecentWarnings
+from toutates.system.text import writable
 
 __all__ = [
     "InferReport",
@@ -328,4 +329,4 @@ def _step(durations: Durations) -> StepReport:
 
 def _text(text: str) -> str:
     """Names of models are names of files, which need not be Unicode; the message has to be."""
-    return text.encode(errors="replace").decode()
+    return writable(text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,6 +25,7 @@ from toutates.observe.status.sampling import (
 from toutates.observe.view import ServerView
 from toutates.system.cpu_quota import usable_cpus
 from toutates.system.interpreter import describe_interpreter
+from toutates.system.json_text import encode_json
 from toutates.system.logs.recent import RecentWarning
 
 __all__ = ["ALL", "SORTS", "Asked", "Status", "unready_reason"]
@@ -299,4 +299,4 @@ def _histogram(buckets: Sequence[int], end_of: Callable[[int], float]) -> list[t
 
 
 def _json(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+    return encode_json(value)

@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, Final
 
-import msgspec
-
 from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 from toutates.protocol.infer_response import WireTensor
@@ -24,12 +22,11 @@ from toutates.protocol.rest.request import Buffer, Target
 from toutates.protocol.rest.values import ValueWriter
 from toutates.protocol.signature import Signature, TensorSpec
 from toutates.system.errors import InvalidRequest, MalformedMessage, RequestError
+from toutates.system.json_text import encode_json
 
 __all__ = ["read_generate_request", "server_sent_event", "write_generate_response"]
 
 _NESTED: Final = "parameters"
-
-_encode: Final = msgspec.json.Encoder().encode
 
 
 class _Object(list[tuple[str, Any]]):
@@ -147,14 +144,14 @@ def write_generate_response(
     Raises:
         InvalidRequest: an output cannot be written as JSON.
     """
-    members = {key: _encode(value) for key, value in (parameters or {}).items()}
-    members |= {"model_name": _encode(model), "model_version": _encode(version)}
+    members = {key: encode_json(value) for key, value in (parameters or {}).items()}
+    members |= {"model_name": encode_json(model), "model_version": encode_json(version)}
     if identifier:
-        members["id"] = _encode(identifier)
+        members["id"] = encode_json(identifier)
     for tensor, content in zip(tensors, contents, strict=True):
         text = ValueWriter(tensor.name, BY_NAME[tensor.datatype]).write(content)
         members[tensor.name] = text[1:-1] if prod(tensor.shape) == 1 else text
-    return b"{%b}" % b",".join([b"%b:%b" % (_encode(key), members[key]) for key in sorted(members)])
+    return b"{%b}" % b",".join([b"%b:%b" % (encode_json(key), members[key]) for key in sorted(members)])
 
 
 def server_sent_event(document: bytes) -> bytes:

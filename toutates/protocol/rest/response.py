@@ -10,19 +10,17 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Final
 
-import msgspec
-
 from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.infer_response import WireTensor
 from toutates.protocol.rest.arrays import Pause
 from toutates.protocol.rest.lengths import HEADER_LENGTH
 from toutates.protocol.rest.values import ValueWriter
+from toutates.system.json_text import encode_json
 
 __all__ = ["InferResponse", "ResponseTemplate", "head_of"]
 
 Buffer = bytes | memoryview
 
-_encode: Final = msgspec.json.Encoder().encode
 
 #: Sizes of JSON of which one template remembers the header fields. They differ with the length of the id.
 MAX_SIZES: Final = 64
@@ -81,16 +79,16 @@ class ResponseTemplate:
         parameters: Mapping[str, bool | int | float | str] | None = None,
         elsewhere: Sequence[bool] = (),
     ) -> None:
-        head = b'"model_name":%b,"model_version":%b,' % (_encode(model), _encode(version))
+        head = b'"model_name":%b,"model_version":%b,' % (encode_json(model), encode_json(version))
         if parameters:
-            head += b'"parameters":%b,' % _encode(dict(parameters))
+            head += b'"parameters":%b,' % encode_json(dict(parameters))
         parts = [head + b'"outputs":[']
         varying: list[tuple[int, ValueWriter | None]] = []
         for at, (tensor, is_binary, size) in enumerate(zip(tensors, binary, sizes, strict=True)):
             description = b'{"name":%b,"datatype":%b,"shape":%b,' % (
-                _encode(tensor.name),
-                _encode(tensor.datatype),
-                _encode(tensor.shape),
+                encode_json(tensor.name),
+                encode_json(tensor.datatype),
+                encode_json(tensor.shape),
             )
             parts[-1] += b"," + description if at else description
             if elsewhere and elsewhere[at]:

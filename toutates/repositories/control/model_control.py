@@ -52,6 +52,7 @@ from toutates.system.errors import (
     UnknownModel,
 )
 from toutates.system.placement import running_on
+from toutates.system.text import described
 
 __all__ = ["MAX_SETTLE_S", "Demand", "ModelControl"]
 
@@ -576,7 +577,7 @@ class ModelControl:
             except Exception as error:
                 return error
             except BaseException as error:  # the code of a model may raise any
-                return RuntimeError(f"{type(error).__name__}: {error}")
+                return RuntimeError(described(error))
 
         def done(looked: _Looked | Exception) -> None:
             if isinstance(looked, Exception):

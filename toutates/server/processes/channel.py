@@ -18,6 +18,8 @@ from typing import Final
 import msgspec
 import trio
 
+from toutates.system.text import writable
+
 __all__ = ["HEAD_BYTES", "Channel", "Handlers", "NoAnswer", "frame_of_notice", "frame_size", "write_frame"]
 
 logger = logging.getLogger(__name__)
@@ -161,7 +163,7 @@ class Channel:
         try:
             answer = _Message(_Kind.ANSWER, number, "", await self._handlers.answer(name, body))
         except NoAnswer as error:
-            answer = _Message(_Kind.ERROR, number, "", str(error).encode())
+            answer = _Message(_Kind.ERROR, number, "", writable(str(error)).encode())
         except Exception:
             logger.exception("a question of another process ('%s') could not be answered", name)
             answer = _Message(_Kind.ERROR, number, "", b"internal error")

@@ -22,6 +22,7 @@ from toutates.server.processes.messages import Loaded, Start
 from toutates.server.shutdown import Shutdown
 from toutates.system.errors import Unavailable
 from toutates.system.logs.setup import Logs
+from toutates.system.text import writable
 
 __all__ = ["Member"]
 
@@ -103,7 +104,7 @@ class Member:
 
     def tell_state(self, reason: str) -> None:
         """Why this process is not ready by itself; "" if it is."""
-        self._channel.tell(messages.STATE, reason.encode(errors="replace"))
+        self._channel.tell(messages.STATE, writable(reason).encode())
 
     async def join(self, table: ModelTable, reason: str, calls: LocalCalls, control: ModelControl) -> bool:
         """The first load is over: do what was done in the others, and wait until all may serve.
@@ -118,7 +119,7 @@ class Member:
             Whether to serve; False if the shutdown has begun.
         """
         self._calls, self._control = calls, control
-        names = [name.encode(errors="replace").decode() for name in table.models]
+        names = [writable(name) for name in table.models]
         self.tell_state(reason)
         loaded = Loaded(names, [one.text for one in self._logs.recent.latest()])
         self._channel.tell(messages.LOADED, msgspec.msgpack.encode(loaded))

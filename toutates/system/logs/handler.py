@@ -11,7 +11,7 @@ from toutates.system.logs.levels import area_of, level_name
 from toutates.system.logs.recent import MAX_CHARACTERS, RecentWarning, RecentWarnings
 from toutates.system.logs.rendering import LogFormatter
 from toutates.system.logs.repeats import Repeats
-from toutates.system.text import printable
+from toutates.system.text import described, printable
 
 __all__ = ["LogHandler"]
 
@@ -92,6 +92,6 @@ def _event(record: logging.LogRecord) -> str:
     if error is None:
         return text
     try:
-        return f"{text}: {type(error).__name__}: {error}"
+        return f"{text}: {described(error)}"
     except Exception:
         return f"{text}: {type(error).__name__}"

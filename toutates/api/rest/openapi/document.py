@@ -22,6 +22,7 @@ from toutates.api.rest.openapi.text import TEXT_OPERATIONS
 from toutates.api.restrictions import RestrictedProtocol
 from toutates.models.table import ModelEntry, ModelState, ModelTable, ServedVersion
 from toutates.protocol.signature import Signature
+from toutates.system.json_text import encode_json
 
 __all__ = ["MODELS_GROUPS", "DocumentWriter"]
 
@@ -36,8 +37,6 @@ PIECE: Final = 25
 _VERSION: Final = "3.0.3"
 _TITLE: Final = "Open Inference Protocol (v2) over HTTP"
 _ERROR: Final = {"$ref": "#/components/responses/Error"}
-
-_encode: Final = msgspec.json.Encoder().encode
 
 
 class DocumentWriter:
@@ -61,9 +60,9 @@ class DocumentWriter:
             table: its models; None for a document without any.
         """
         yield b'{"openapi":%b,"info":%b,"tags":%b,"paths":{' % (
-            _encode(_VERSION),
-            _encode({"title": _TITLE, "version": "2", "description": self._introduction(table)}),
-            _encode(
+            encode_json(_VERSION),
+            encode_json({"title": _TITLE, "version": "2", "description": self._introduction(table)}),
+            encode_json(
                 [
                     {"name": name, "description": text}
                     for name, text in TAGS.items()
@@ -77,12 +76,12 @@ class DocumentWriter:
         if table is not None:
             yield from self._models(table, numbers)
         yield b'},"components":{"schemas":%b' % self._schemas_text
-        yield b',"responses":{"Error":' + _encode(_answer("Refused.", {JSON: _reference("schemas", "Error")}))
+        yield b',"responses":{"Error":' + encode_json(_answer("Refused.", {JSON: _reference("schemas", "Error")}))
         yield from self._signatures(numbers)
         schemes = {
             _scheme(one): {"type": "apiKey", "in": "header", "name": one.header} for one in self._secrets.values()
         }
-        yield b',"securitySchemes":%b}}' % _encode(schemes) if schemes else b"}}"
+        yield b',"securitySchemes":%b}}' % encode_json(schemes) if schemes else b"}}"
 
     def _introduction(self, table: ModelTable | None) -> str:
         if table is not None:
@@ -100,7 +99,7 @@ class DocumentWriter:
 
     @cached_property
     def _schemas_text(self) -> bytes:
-        return _encode(shared_schemas())
+        return encode_json(shared_schemas())
 
     # --- endpoints ---------------------------------------------------------------------------------------------------
 
@@ -164,7 +163,7 @@ class DocumentWriter:
                     "responses": {"200": _reference("responses", f"Infer{number}"), "default": _ERROR},
                     **more,
                 }
-                piece.append(b",%b:%b" % (_encode(path), _encode({"post": operation})))
+                piece.append(b",%b:%b" % (encode_json(path), encode_json({"post": operation})))
             if len(piece) >= PIECE:
                 yield b"".join(piece)
                 piece = []
@@ -176,7 +175,7 @@ class DocumentWriter:
         for signature, number in numbers.items():
             said = known[signature] = self._known.get(signature) or describe(signature, self._max_input_bytes)
             answer = _answer("The outputs.", {JSON: msgspec.Raw(said.answer)})
-            yield b',"Infer%d":%b' % (number, _encode(answer))
+            yield b',"Infer%d":%b' % (number, encode_json(answer))
         self._known = known
         yield b'},"requestBodies":{'
         room = MAX_EXAMPLES_BYTES
@@ -190,7 +189,7 @@ class DocumentWriter:
                 content["example"] = msgspec.Raw(said.example)
             else:
                 body["description"] = "An example would be too long here."
-            yield b'%b"Infer%d":%b' % (comma, number, _encode(body))
+            yield b'%b"Infer%d":%b' % (comma, number, encode_json(body))
             comma = b","
         yield b"}"
 
@@ -211,7 +210,7 @@ def _paths_of_model(model: ModelEntry) -> Iterator[tuple[str, str, ServedVersion
 
 def _members(members: Mapping[str, Any]) -> bytes:
     """The members of an object in JSON, without its braces."""
-    return _encode(members)[1:-1]
+    return encode_json(members)[1:-1]
 
 
 def _reference(kind: str, name: str) -> dict[str, str]:

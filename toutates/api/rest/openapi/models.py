@@ -12,13 +12,12 @@ import msgspec
 from toutates.api.rest.openapi.messages import Schema
 from toutates.protocol.datatypes import Datatype
 from toutates.protocol.signature import Signature, TensorSpec
+from toutates.system.json_text import encode_json
 
 __all__ = ["MAX_EXAMPLE_BYTES", "ModelDescription", "describe"]
 
 #: An example is left out if it has more bytes. That of an image of 224 x 224 x 3 has 300 KB.
 MAX_EXAMPLE_BYTES: Final = 1_048_576
-
-_encode: Final = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,9 @@ def describe(signature: Signature, max_input_bytes: int) -> ModelDescription:
     if not outputs:
         del request["properties"]["outputs"]
     return ModelDescription(
-        _encode(request), _encode(answer), _example(signature, required, min(max_input_bytes, MAX_EXAMPLE_BYTES))
+        encode_json(request),
+        encode_json(answer),
+        _example(signature, required, min(max_input_bytes, MAX_EXAMPLE_BYTES)),
     )
 
 
@@ -154,7 +155,7 @@ def _example(signature: Signature, required: Sequence[TensorSpec], most: int) ->
         }
         for spec, shape, zero in zip(required, shapes, zeros, strict=True)
     ]
-    example = _encode({"inputs": inputs})
+    example = encode_json({"inputs": inputs})
     return example if len(example) <= most else b""
 
 

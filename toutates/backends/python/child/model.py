@@ -18,6 +18,7 @@ from toutates.backends.python.child.logger import Logger
 from toutates.backends.python.child.model_config import ModelConfig
 from toutates.backends.python.child.requests import RESCHEDULED_TEXT, InferenceResponse, ReceivedRequest
 from toutates.backends.python.child.tensors import Tensor
+from toutates.system.text import described
 
 __all__ = ["RESCHEDULED", "Model", "OutputForms", "describe"]
 
@@ -257,7 +258,7 @@ def describe(error: BaseException) -> str:
     """The text of an error of the model's code, with its lines, as Triton has it. Clients get it."""
     if isinstance(error, _Wrong):
         return str(error)
-    text = f"{type(error).__name__}: {error}"
+    text = described(error)
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_HERE)]
     if lines:
         text += "\n\nAt:\n" + "".join(f"  {_file(frame.filename)}({frame.lineno}): {frame.name}\n" for frame in lines)
