@@ -13,7 +13,8 @@ import numpy.testing as npt
 import pytest
 
 from tests.api.text.support import CLASSIFIER, Double, Front, as_vector, front, inflight, key_file, request, vector_of
-from toutates.api.text.reading import LARGE_BYTES, MAX_BODY_BYTES, STEPPED_BYTES
+from toutates.api.text.half_characters import STEPPED_BYTES
+from toutates.api.text.reading import LARGE_BYTES, MAX_BODY_BYTES
 from toutates.infer.tracing.settings import read_changes
 
 
