@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from toutates.backends.rows import rows_of
 from toutates.engine.lane import Batch
-from toutates.engine.open_request import OpenRequest
+from toutates.engine.open_request import OpenRequest, Patience
 from toutates.engine.result import Separate
 from toutates.system.errors import Overloaded, RequestError
 
@@ -25,9 +25,14 @@ UNLOADED: Final = "the model was unloaded before it had answered the request"
 
 
 class OpenRequests:
-    """The requests of one instance that are not answered fully, by number. Threads may use it at once."""
+    """The requests of one instance that are not answered fully, by number. Threads may use it at once.
+
+    Attributes:
+        patience: of the instance with callers that do not read.
+    """
 
     def __init__(self) -> None:
+        self.patience = Patience()
         self._open: dict[int, OpenRequest] = {}
         self._lock = threading.Lock()
         self._next = 0

@@ -124,6 +124,10 @@ class ModelCall:
         """See ``Consumer``."""
         return False
 
+    def unread_bytes(self) -> int:
+        """See ``Consumer``."""
+        return 0
+
     def released(self) -> None:
         """See ``Consumer``."""
 
@@ -322,6 +326,7 @@ class Calls:
                 about=_about,
                 parameters=_parameters,
                 may_have_left=_may_have_left,
+                unread_bytes=_unread_bytes,
                 released=_released,
             )
             return _LentPort(self._servable.port(consumer))
@@ -479,6 +484,10 @@ def _is_wanted(call: ModelCall, by_ns: int) -> bool:
 
 def _may_have_left(call: ModelCall) -> bool:
     return call.may_have_left()
+
+
+def _unread_bytes(call: ModelCall) -> int:
+    return call.unread_bytes()
 
 
 def _released(call: ModelCall) -> None:

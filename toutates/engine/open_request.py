@@ -13,7 +13,7 @@ from toutates.engine.servable import Consumer
 from toutates.protocol.strings import EncodedStrings
 from toutates.system.errors import ExecutionFailed, Overloaded, RequestError, Rescheduled
 
-__all__ = ["OpenRequest", "Responses"]
+__all__ = ["MAX_HANDED_OVER", "MAX_UNREAD_BYTES", "OpenRequest", "Patience", "Responses"]
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +21,14 @@ _INTERNAL: Final = ExecutionFailed("internal error")
 #: Bytes of responses of one version that were handed over and that nobody has taken yet; and what each counts at least.
 MAX_HANDED_OVER: Final = 16 * 1024 * 1024
 LEAST_BYTES: Final = 1_024
+#: Bytes of responses of one request that its caller may leave unread.
+MAX_UNREAD_BYTES: Final = 64 * 1024 * 1024
+#: How long one response waits for a caller that does not read, seconds, and the part of its time that an instance
+#: spends so in all: others wait for what it sends meanwhile.
+LONGEST_WAIT_S: Final = 1.0
+WAITING_PART: Final = 0.1
+#: How often such a response looks whether the caller has read.
+_READ_LOOK_S: Final = 0.005
 #: How often a response that waits looks whether somebody wants it still.
 _LOOK_S: Final = 0.05
 #: How long it waits if no other is taken meanwhile: maybe what would take them waits for this one.
@@ -64,12 +72,37 @@ class Responses:
             self._bytes += size
         return size
 
-    def taken(self, size: int) -> None:
+    def taken(self, size: int, request: OpenRequest) -> None:
         """A response is no longer kept for whoever it was handed over to."""
         with self._state:
+            request.taken_bytes += size
             self._bytes -= size
             self._taken += 1
             self._state.notify_all()
+
+
+class Patience:
+    """How long an instance may still wait for callers that do not read: a part of the time that passes, a second at
+    most. Any thread may use it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._left_s = LONGEST_WAIT_S
+        self._at = time.monotonic()
+
+    def take(self) -> float:
+        """Take all that is left, seconds. What of it was not waited for is to be given back."""
+        with self._lock:
+            now = time.monotonic()
+            left_s = min(LONGEST_WAIT_S, self._left_s + (now - self._at) * WAITING_PART)
+            self._left_s, self._at = 0.0, now
+            return left_s
+
+    def give_back(self, seconds: float) -> None:
+        """Have this be left again."""
+        with self._lock:
+            self._left_s = min(LONGEST_WAIT_S, self._left_s + seconds)
 
 
 def _size(content: object) -> int:
@@ -84,12 +117,37 @@ class OpenRequest:
         request: as it stands in its batch. Its rows are whole (``SuperTensor.keeps_whole``).
         begun_ns: when its batch was taken, monotonic nanoseconds.
         responses: of the version.
+        patience: of the instance with callers that do not read; None for its own.
+
+    Attributes:
+        taken_bytes: of its responses, what ``Responses.taken`` was told of; for that alone.
     """
 
-    __slots__ = ("_begun_ns", "_consumer", "_is_over", "_last_ns", "_lock", "_request", "_responses", "_sent")
+    __slots__ = (
+        "_begun_ns",
+        "_consumer",
+        "_handed_bytes",
+        "_is_over",
+        "_last_ns",
+        "_lock",
+        "_patience",
+        "_request",
+        "_responses",
+        "_sent",
+        "taken_bytes",
+    )
 
-    def __init__(self, consumer: Consumer, request: PendingRequest, begun_ns: int, responses: Responses) -> None:
+    def __init__(
+        self,
+        consumer: Consumer,
+        request: PendingRequest,
+        begun_ns: int,
+        responses: Responses,
+        patience: Patience | None = None,
+    ) -> None:
         self._consumer = consumer
+        self._patience = patience
+        self._handed_bytes = self.taken_bytes = 0
         self._responses = responses
         self._last_ns = begun_ns
         self._sent = 0
@@ -126,14 +184,16 @@ class OpenRequest:
             if self._is_over:
                 return
             try:
+                self._wait_until_read(size)
                 size = self._responses.hand_over(size, self)
+                self._handed_bytes += size
             except Overloaded as stuck:
                 outputs, error, final, size = None, stuck, True, 0
             self._is_over = final
             result = BatchResult([(self._request[0], 0, rows, None)], outputs, error, self._timing(outputs, error))
             result.more = not final
             if size:
-                result.taken = lambda: self._responses.taken(size)
+                result.taken = lambda: self._responses.taken(size, self)
             try:
                 self._consumer.finish(result)
             except Exception:
@@ -144,6 +204,31 @@ class OpenRequest:
                 if not final:
                     timing = self._timing(None, _INTERNAL)
                     self._consumer.finish(BatchResult([(self._request[0], 0, 0, None)], None, _INTERNAL, timing))
+
+    @property
+    def _unread_bytes(self) -> int:
+        """Of its responses, what was handed over and not taken, and what was taken and its caller has not read."""
+        return self._handed_bytes - self.taken_bytes + self._consumer.unread_bytes(self._request[0])
+
+    def _wait_until_read(self, size: int) -> None:
+        """Wait, but not for long, where the caller leaves so much unread that a response does not fit.
+
+        Raises:
+            Overloaded: the caller does not read.
+        """
+        unread = self._unread_bytes
+        if not unread or unread + size <= MAX_UNREAD_BYTES:
+            return
+        patience = self._patience or Patience()
+        until = time.monotonic() + patience.take()
+        while (unread := self._unread_bytes) and unread + size > MAX_UNREAD_BYTES and self.is_wanted:
+            if time.monotonic() >= until:
+                raise Overloaded(
+                    f"the caller leaves too many responses of this request unread: {MAX_UNREAD_BYTES >> 20} MiB of "
+                    "them is the most"
+                )
+            time.sleep(_READ_LOOK_S)
+        patience.give_back(max(0.0, until - time.monotonic()))
 
     def _timing(self, outputs: Outputs | None, error: RequestError | None) -> Timing:
         """When the response was there; it is counted."""

@@ -84,6 +84,8 @@ class Consumer:
         parameters: of the request of a context, by name: those of ``about``, without the rest. Called in any thread.
         around_ns: how long a request that is added at a time, monotonic nanoseconds, is expected to have waited before,
             and to wait when it has run. Asked by versions with a latency target.
+        unread_bytes: how many bytes of responses wait until the caller of a request reads them; asked for decoupled
+            versions alone. Called in any thread.
         released: called when a decoupled version has begun the request of a context, and may begin others: what is
             left to come are responses. In any thread; None where nobody needs to know.
     """
@@ -99,6 +101,7 @@ class Consumer:
     parameters: Callable[[Any], Parameters] = lambda context: {}
     released: Callable[[Any], object] | None = None
     around_ns: Callable[[int], int] = lambda now_ns: 0
+    unread_bytes: Callable[[Any], int] = lambda context: 0
 
 
 class Way(Protocol):

@@ -69,7 +69,7 @@ class Ports:
         shared_outputs: writes the outputs that go there.
         copies: takes copies of requests; None where none are made.
         make_answers: makes what answers the requests of one port to a version.
-        may_have_left: see ``Consumer``.
+        may_have_left, unread_bytes: see ``Consumer``.
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class Ports:
         copies: Copies | None,
         make_answers: Callable[[WorkerCounters, ServedVersion], Answers],
         may_have_left: Callable[[RequestContext], bool],
+        unread_bytes: Callable[[RequestContext], int],
     ) -> None:
         self._worker = worker
         self._transport = transport
@@ -91,6 +92,7 @@ class Ports:
         self._copies = copies
         self._make_answers = make_answers
         self._may_have_left = may_have_left
+        self._unread_bytes = unread_bytes
         #: of requests to versions with a latency target
         self._around = Around()
         #: by the model's name
@@ -180,6 +182,7 @@ class Ports:
             _sequence,
             _parameters,
             around_ns=self._around.time_ns,
+            unread_bytes=self._unread_bytes,
         )
         poison = current()
         if poison is not None:

@@ -121,6 +121,7 @@ class InferService:
             copies,
             self._make_answers,
             self._may_have_left,
+            self._unread_bytes,
         )
         self._traffic = TrafficPlans(self.divider, self._find_target, self._ports.copied)
         self._shared_path = SharedPath(
@@ -598,6 +599,10 @@ class InferService:
     def _may_have_left(self, context: RequestContext) -> bool:
         """See ``Consumer``."""
         return False
+
+    def _unread_bytes(self, context: RequestContext) -> int:
+        """See ``Consumer``."""
+        return 0
 
     def _make_answers(self, counters: WorkerCounters, version: ServedVersion) -> Answers:
         """What answers the requests of one port, which is to ``version``."""

@@ -80,6 +80,12 @@ class StreamInferService(InferService):
         else:
             call.responder.refuse(call, str(error))
 
+    def _unread_bytes(self, context: RequestContext) -> int:
+        """See ``Consumer``: what waits for the window of the stream, or for the socket."""
+        message: Any = context[0]
+        link = message.call.link
+        return int(message.call.outbox_bytes + (0 if link is None else link.unsent_bytes))
+
     def _make_answers(self, counters: WorkerCounters, version: ServedVersion) -> Answers:
         answers = StreamResponses if version.decoupled else StreamAnswers
         return answers(counters, self.observer, self._transport)

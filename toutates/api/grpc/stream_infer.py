@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from toutates.api.dataplane.readiness import Readiness
 from toutates.api.grpc.statuses import STATUSES
+from toutates.engine import open_request
 from toutates.h2grpc import Buffer, Call, HeaderField, MessageReceived, Method, Responder, Status
 from toutates.infer.call import Handler
 from toutates.infer.plan import Plan
@@ -37,9 +38,9 @@ _PATH: Final = "/inference.GRPCInferenceService/ModelStreamInfer"
 MAX_UNDER_WAY: Final = 1_024
 #: Bytes of answers that may wait, for the caller's window or for those before them, while the stream takes messages.
 MAX_UNSENT_BYTES: Final = 1_048_576
-#: Bytes of responses of decoupled models that a caller may leave unread. The model cannot be stopped, because its
-#: instance works for others, too. So the call ends.
-MAX_UNREAD_BYTES: Final = 64 * 1024 * 1024
+#: Bytes of responses of decoupled models that a caller may leave unread. Models stop before
+#: (``engine.open_request``), but several that answer one call do not know of each other. So the call ends.
+MAX_UNREAD_BYTES: Final = open_request.MAX_UNREAD_BYTES + open_request.MAX_HANDED_OVER
 #: How long messages that have waited are handled before the worker does something else, and how many of them between
 #: two looks at the clock.
 SLICE_NS: Final = 2_000_000

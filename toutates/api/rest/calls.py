@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from toutates.api.rest.answers import refusal
+from toutates.engine import open_request
 from toutates.http1 import Deflater, Refused
 from toutates.infer.rest.call import Asks
 from toutates.net.http1.connection import HttpCall
@@ -19,8 +20,8 @@ __all__ = ["Purpose", "RestHttpCall"]
 #: Shorter answers are not compressed: they fit into one packet anyway.
 MIN_COMPRESSED: Final = 1_024
 
-#: Responses of decoupled models that a reader of ``generate_stream`` may leave unread, bytes.
-MAX_UNREAD_BYTES: Final = 64 * 1024 * 1024
+#: Responses of decoupled models that a reader of ``generate_stream`` may leave unread, bytes; models stop before.
+MAX_UNREAD_BYTES: Final = open_request.MAX_UNREAD_BYTES + open_request.MAX_HANDED_OVER
 
 _JSON: Final = b"content-type: application/json\r\n"
 _EVENTS: Final = b"content-type: text/event-stream; charset=utf-8\r\n"

@@ -195,6 +195,10 @@ class _SourceCall(ModelCall):
         """See ``Consumer``."""
         return self.waves.may_have_left()
 
+    def unread_bytes(self) -> int:
+        """See ``Consumer``."""
+        return self.waves.unread_bytes()
+
 
 class _Source:
     """A decoupled step that was begun with the tensors of a wave.
@@ -293,6 +297,10 @@ class Waves:
     def may_have_left(self) -> bool:
         """See ``Consumer``."""
         return self.consumer.may_have_left(self.context)
+
+    def unread_bytes(self) -> int:
+        """See ``Consumer``."""
+        return self.consumer.unread_bytes(self.context)
 
     # --- what happens ------------------------------------------------------------------------------------------------
 

@@ -85,7 +85,7 @@ class DecoupledRunner:
             except RequestError as error:
                 refused.append((port, request, error))
                 continue
-            open_request = OpenRequest(self.ports[port], request, self.started_ns, self.responses)
+            open_request = OpenRequest(self.ports[port], request, self.started_ns, self.responses, self._open.patience)
             opened.append(PluginRequest(self, open_request, self.ports[port], request, arrays))
         self._begin(opened)
         self.ended_ns = time.monotonic_ns()

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 from weakref import ReferenceType, ref
 
 from toutates.backends.python.error_codes import code_of
 from toutates.engine.calls import Fitting, ModelCall, Outcome
+from toutates.engine.open_request import LEAST_BYTES
 from toutates.engine.result import Form, Parameters
-from toutates.engine.servable import Content, RequestAbout
+from toutates.engine.servable import Content, RequestAbout, view_of
 from toutates.engine.tensor import Tensor
 from toutates.models.held import hold_version
 from toutates.models.table import ModelTable, ServedVersion
 from toutates.system.errors import InvalidRequest, ModelNotReady, RequestError
 
-__all__ = ["MAX_CALLS", "CallError", "CallForm", "ManyPending", "Pending", "Response", "is_ready"]
+__all__ = ["MAX_CALLS", "CallError", "CallForm", "ManyPending", "Pending", "Response", "UnreadResponses", "is_ready"]
 
 #: Calls of one instance at the same time.
 MAX_CALLS: Final = 1_024
 #: A code of ``TritonError``.
 _INTERNAL: Final = 1
+#: More than any caller may leave unread.
+_ENDLESS: Final = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +126,37 @@ class Response:
     Attributes:
         outputs: name and tensor of each that was wanted and that it has.
         more: whether others may follow.
+        size: bytes that it counts as long as the model has not read it.
     """
 
     outputs: Sequence[tuple[str, Tensor]]
     error: CallError | None
     parameters: Parameters | None
     more: bool
+    size: int = LEAST_BYTES
+
+
+class UnreadResponses:
+    """Bytes of responses that the models of this process have called for and not read. Any thread may use it.
+
+    Attributes:
+        limit: of all together: whoever leaves something unread gets no more above it.
+    """
+
+    def __init__(self) -> None:
+        self.limit = 2**62
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def add(self, growth: int) -> None:
+        """Count bytes; a negative number when they are read."""
+        with self._lock:
+            self._bytes += growth
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there are more than may be."""
+        return self._bytes > self.limit
 
 
 @dataclass(slots=True, eq=False)
@@ -137,10 +166,30 @@ class ManyPending(Pending):
     Attributes:
         responses: those that have come and were not taken yet.
         is_wanted: whether anybody still wants some.
+        read_bytes: returns how many bytes of them the model has read, as ``Response.size`` counts them.
     """
 
     responses: deque[Response] = field(default_factory=deque)
     is_wanted: bool = True
+    read_bytes: Callable[[], int] = lambda: 0
+    _put_bytes: int = 0
+    _counted_bytes: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    #: of all of them
+    all_unread: ClassVar[UnreadResponses] = UnreadResponses()
+
+    def __del__(self) -> None:
+        self.all_unread.add(-self._counted_bytes)
+
+    def unread_bytes(self) -> int:
+        """See ``Consumer``."""
+        with self._lock:
+            unread = max(self._put_bytes - self.read_bytes(), 0)
+            growth, self._counted_bytes = unread - self._counted_bytes, unread
+        if growth:
+            self.all_unread.add(growth)
+        return _ENDLESS if unread and self.all_unread.is_full else unread
 
     def take(self, outcome: Outcome) -> None:
         """Take a response, or the news that no more will come; both may come as one."""
@@ -156,7 +205,10 @@ class ManyPending(Pending):
                 wanted = [index for index in known.wanted if index not in outputs.missing]
                 found = [(signature.outputs[index].name, outcome.tensor(index, signature)) for index in wanted]
             parameters = None if outputs is None else outputs.parameters
-            self._put(Response(found, error, parameters, outcome.more))
+            if outcome.more and not self.is_wanted:
+                return
+            size = max(sum([len(view_of(tensor.content)) for _, tensor in found]), LEAST_BYTES)
+            self._put(Response(found, error, parameters, outcome.more, size))
         finally:
             if not outcome.more:
                 known.served.calls.let_go()
@@ -167,8 +219,20 @@ class ManyPending(Pending):
 
     def _put(self, response: Response) -> None:
         self.responses.append(response)
+        self._put_bytes += response.size
         self.is_done = not response.more
         self.on_done(self)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _ManyCall(ModelCall):
+    """The call of a ``ManyPending``."""
+
+    pending: ManyPending
+
+    def unread_bytes(self) -> int:
+        """See ``Consumer``."""
+        return self.pending.unread_bytes()
 
 
 class Known(NamedTuple):
@@ -242,9 +306,11 @@ class CallForm:
             pending.refuse(_one_only(self.model))
             return pending
         pending.known = known
-        call = ModelCall(known.fitting.rows, pending.take, known.wanted)
         if isinstance(pending, ManyPending):
+            call: ModelCall = _ManyCall(known.fitting.rows, pending.take, known.wanted, pending=pending)
             call.is_wanted = lambda by_ns: pending.is_wanted
+        else:
+            call = ModelCall(known.fitting.rows, pending.take, known.wanted)
         if about is not None:
             call.about = lambda: about
         try:

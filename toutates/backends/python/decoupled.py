@@ -79,9 +79,7 @@ class DecoupledThreadInstance(ThreadInstance):
             refused += wrong
             rows = [row for row, _ in contents]
             tensors = [self._reading(batch, row[1], raws) for row, raws in contents]
-        opened = [
-            OpenRequest(self.ports[port], request, self.started_ns, self.responses) for _, _, port, request in rows
-        ]
+        opened = [self._opened(port, request) for _, _, port, request in rows]
         first = self._open.begin(opened)
         requests = [self._open_request(tensors[at], row, opened[at], first + at) for at, row in enumerate(rows)]
         tensors.clear()
@@ -91,7 +89,7 @@ class DecoupledThreadInstance(ThreadInstance):
         return Separate(refused)
 
     def _opened(self, port: int, request: PendingRequest) -> OpenRequest:
-        return OpenRequest(self.ports[port], request, self.started_ns, self.responses)
+        return OpenRequest(self.ports[port], request, self.started_ns, self.responses, self._open.patience)
 
     def _open_request(self, tensors: Any, row: Row, request: OpenRequest, number: int) -> ReceivedRequest:
         def wanted() -> bool:
@@ -179,9 +177,7 @@ class DecoupledInstance(PythonInstance):
         self._reader.start()
 
     def _ask(self, process: ModelProcess, kind: int, frame: bytes, requests: list[Row]) -> bytes:
-        self._current = [
-            OpenRequest(self.ports[port], request, self.started_ns, self.responses) for _, _, port, request in requests
-        ]
+        self._current = [self._opened(port, request) for _, _, port, request in requests]
         first = self._open.begin(self._current)
         timeout_s = self._limits.execute_s
         process.tell(kind, frame, time.monotonic() + timeout_s if timeout_s else None)
@@ -199,6 +195,9 @@ class DecoupledInstance(PythonInstance):
             if isinstance(at, int) and 0 <= at < len(self._current):
                 self._open.end((first + at) % 2**32, Rescheduled(RESCHEDULED_TEXT))
         return outcome[1]
+
+    def _opened(self, port: int, request: PendingRequest) -> OpenRequest:
+        return OpenRequest(self.ports[port], request, self.started_ns, self.responses, self._open.patience)
 
     def _all_in_place(self, batch: Batch, lane: PackedLane) -> Outputs | Separate:
         return Separate([])

@@ -185,7 +185,10 @@ class ProcessCalls:
         if self._get_table is None:
             return _failed(number, _INTERNAL, "there are no other models")
         note = self._note_part if form.is_many else self._note
+        read = _read_counter(block, form.used) if form.is_many else None
         pending = form.calls.begin(self._get_table, contents, note, number, about, is_many=form.is_many)
+        if read is not None and isinstance(pending, ManyPending):
+            pending.read_bytes = lambda: int(read[0])
         self._large.pop(block_number, None)
         call = _Call(pending, block_number, block, offset, form)
         if pending.is_done and not form.is_many:
@@ -235,8 +238,10 @@ class ProcessCalls:
             call.pending.is_wanted = False
 
     def _forget_calls(self) -> None:
-        for number in self._calls:
+        for number, call in self._calls.items():
             self._cancel(number)
+            if isinstance(call.pending, ManyPending):
+                call.pending.responses.clear()
         self._calls.clear()
 
     def _form(self, said: bytes) -> _Form:
@@ -347,6 +352,11 @@ def _about(said: bytes) -> RequestAbout:
 
 def _error(code: int, text: str) -> dict[str, Any]:
     return {"error": [code, text]}
+
+
+def _read_counter(block: npt.NDArray[Any], used: int) -> npt.NDArray[Any]:
+    """Where the process counts what its model has read of the responses of a call: behind its inputs, one UINT64."""
+    return _part(block, used, frames.READ_COUNTER_BYTES).view(np.uint64)
 
 
 def _part_of_many(number: int, response: Response) -> bytes:

@@ -68,11 +68,14 @@ class _ThreadResponses(Responses):
 
     def __init__(self, pending: ManyPending, come: threading.Semaphore) -> None:
         self._pending, self._come = pending, come
+        self._read = read = [0]
+        pending.read_bytes = lambda: read[0]
 
     def next(self) -> tuple[InferenceResponse, bool]:
         """See ``Responses``."""
         self._come.acquire()
         said = self._pending.responses.popleft()
+        self._read[0] += said.size
         return _response(said), said.more
 
     def cancel(self) -> None:

@@ -156,6 +156,7 @@ class CachingPort:
                 is_wanted=self._is_wanted,
                 about=self._about,
                 may_have_left=self._may_have_left,
+                unread_bytes=lambda context: consumer.unread_bytes(_own(context)),
                 sequence=None if sequence is None else lambda context: sequence(_own(context)),
                 parameters=lambda context: consumer.parameters(_own(context)),
             )

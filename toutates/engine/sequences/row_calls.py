@@ -71,6 +71,11 @@ class _Row:
         own = self._row.own
         return own.port.consumer.may_have_left(own.context)
 
+    def unread_bytes(self) -> int:
+        """See ``Consumer``."""
+        own = self._row.own
+        return own.port.consumer.unread_bytes(own.context)
+
     def about(self) -> RequestAbout:
         """What the request says, with the id and the flags that its sequence has given it."""
         row = self._row
@@ -101,6 +106,10 @@ class _RowCall(ModelCall):
     def may_have_left(self) -> bool:
         """See ``Consumer``."""
         return self.row is None or self.row.may_have_left()
+
+    def unread_bytes(self) -> int:
+        """See ``Consumer``."""
+        return 0 if self.row is None else self.row.unread_bytes()
 
     def released(self) -> None:
         """See ``Consumer``."""

@@ -399,6 +399,12 @@ class RestInferService(InferService):
         link = call.link
         return link is None or bool(link.peer_ended)
 
+    def _unread_bytes(self, context: RequestContext) -> int:
+        """See ``Consumer``: what waits for the socket."""
+        call: Any = context[0]
+        link = call.link
+        return 0 if link is None else int(link.unsent_bytes + call.responder.size)
+
     def _make_answers(self, counters: WorkerCounters, version: ServedVersion) -> Answers:
         if version.decoupled:
             return GenerateResponses(counters, self.observer, self._transport)

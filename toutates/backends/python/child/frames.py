@@ -43,6 +43,7 @@ __all__ = [
     "INITIALIZE",
     "KEPT_ROOM_BYTES",
     "LAYOUT",
+    "LEAST_RESPONSE_BYTES",
     "MAX_FRAME_BYTES",
     "MAX_LAYOUTS",
     "MAX_METRICS",
@@ -52,6 +53,7 @@ __all__ = [
     "METRICS_HEAD",
     "METRICS_NUMBERS_AT",
     "QUERY",
+    "READ_COUNTER_BYTES",
     "RECEIVE_BYTES",
     "RESPONSE",
     "RESPONSE_CONTENT",
@@ -81,6 +83,11 @@ RESPONSE_FINAL, RESPONSE_CONTENT = 1, 2
 #: The last two are of calls that take any number of responses: JSON of so many bytes as the head says in place of an
 #: offset, and the contents.
 RETURNED, RETURNED_ERROR, RETURNED_PARAMETERS, RETURNED_PART, RETURNED_LAST = range(5)
+
+#: Behind the inputs of such a call, in its block: bytes of the responses that the model has read, an unsigned integer
+#: in the order of the machine. Each response counts as so many bytes at least.
+READ_COUNTER_BYTES = 8
+LEAST_RESPONSE_BYTES = 1024
 
 CONFIGURE, INITIALIZE, LAYOUT, EXECUTE, GATHERED, FINALIZE, ANSWER, DONE, FAILED, QUERY, CALL, RETURN = range(1, 13)
 RESPONSE = 13

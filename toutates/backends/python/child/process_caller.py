@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -35,10 +36,10 @@ _Block = tuple[int, int, int]
 class _Call:
     """A call that is under way."""
 
-    __slots__ = ("block", "expected", "number")
+    __slots__ = ("block", "expected", "number", "used")
 
-    def __init__(self, number: int, expected: Expected, block: _Block) -> None:
-        self.number, self.expected, self.block = number, expected, block
+    def __init__(self, number: int, expected: Expected, block: _Block, used: int) -> None:
+        self.number, self.expected, self.block, self.used = number, expected, block, used
 
 
 class _ProcessResponses(Responses):
@@ -52,6 +53,7 @@ class _ProcessResponses(Responses):
 
     def __init__(self, caller: ProcessCaller, channel: Channel, call: Any) -> None:
         self._caller, self._channel, self._call = caller, channel, call
+        self._read = 0
 
     def next(self) -> tuple[InferenceResponse, bool]:
         """See ``Responses``."""
@@ -61,6 +63,10 @@ class _ProcessResponses(Responses):
         said = self._channel.wait_part(call.expected)
         _, what, size = frames.RETURN_HEAD.unpack_from(said)
         is_last = what != frames.RETURNED_PART
+        if not is_last:
+            contents = len(said) - frames.RETURN_HEAD.size - size
+            self._read += max(contents, frames.LEAST_RESPONSE_BYTES)
+            self._caller.note_read(call, self._read)
         if is_last:
             self._caller.free(call.block)
         at = frames.RETURN_HEAD.size
@@ -120,6 +126,13 @@ class ProcessCaller(Caller):
         with self._lock:
             self._free.append(block)
 
+    def note_read(self, call: _Call, size: int) -> None:
+        """Tell the server how many bytes of the responses of a call the model has read."""
+        self._count_read(call.block[1] + call.used, size)
+
+    def _count_read(self, at: int, size: int) -> None:
+        self._shared[at : at + frames.READ_COUNTER_BYTES] = size.to_bytes(frames.READ_COUNTER_BYTES, sys.byteorder)
+
     def _begin(self, request: InferenceRequest, *, is_many: bool) -> Any:
         self._channel.check_process()
         inputs: list[Any] = []
@@ -144,10 +157,12 @@ class ProcessCaller(Caller):
                 self._shared[begin : begin + size] = content
             elif size:
                 np.ndarray(content.shape, content.dtype, self._shared, begin)[...] = content
+        if is_many:
+            self._count_read(block[1] + at, 0)
         said = request.said()
         said_bytes = json.dumps(said).encode() if said else b""
         number, expected = self._channel.call(block[0], said_bytes, form, is_many=is_many)
-        return _Call(number, expected, block)
+        return _Call(number, expected, block, at)
 
     def result(self, call: Any) -> InferenceResponse:
         """See ``Caller``."""

@@ -1,0 +1,128 @@
+"""Callers who do not read what a decoupled model answers: their requests end, and the model goes on."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.e2e.process import ServerProcess, running
+from tests.e2e.python_models import add_model
+from tests.e2e.support import SERVICE, Tensor, channel_to, infer, outputs_of, pb, request
+from tests.waiting import wait_until
+
+DECOUPLED: Final = "model_transaction_policy { decoupled: true }"
+MIB: Final = 2**20
+#: Sends responses of a size, as its input says: how many, and how many MiB each has. Its last one is small.
+SENDER: Final = """
+def execute(self, requests):
+    for request in requests:
+        count, mib, _, _ = input_of(request).reshape(-1).tolist()
+        sender = request.get_response_sender()
+        sent = 0
+        for number in range(int(count)):
+            if sender.is_cancelled():
+                break
+            sent += 1
+            array = np.full(int(mib * 2**18), number, np.float32)
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("y", array)]))
+        open(os.environ["NOTED"], "a").write("%d\\n" % sent)
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+#: Calls the sender; reads its responses, or does so only once the sender has come to its end. Answers what it has got.
+CALLER: Final = """
+def execute(self, requests):
+    answers = []
+    for request in requests:
+        count, mib, reads, _ = input_of(request).reshape(-1).tolist()
+        noted = os.environ["NOTED"]
+        before = len(open(noted).read().split()) if os.path.exists(noted) else 0
+        call = pb_utils.InferenceRequest(
+            model_name=MODEL,
+            requested_output_names=["y"],
+            inputs=[pb_utils.Tensor("x", np.array([[count, mib, 0, 0]], np.float32))],
+        )
+        responses = call.exec(decoupled=True)
+        while not reads and not (os.path.exists(noted) and len(open(noted).read().split()) > before):
+            time.sleep(0.01)
+        got, failed = 0, ""
+        for response in responses:
+            if response.has_error():
+                failed = response.error().message()
+            elif response.output_tensors():
+                assert (response.output_tensors()[0].as_numpy() == got).all()
+                got += 1
+            if reads:
+                response = None
+                responses._got.clear()
+                responses._at = 0
+        answers.append(answer(request, np.array([[got, "unread" in failed, bool(failed), 0]], np.float32)))
+    return answers
+"""
+
+
+@pytest.fixture(scope="module", params=["process", "thread"])
+def server(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, Path]]:
+    folder = tmp_path_factory.mktemp(f"unread-{request.param}")
+    repository, noted = folder / "models", folder / "noted"
+    own = {"isolation": request.param, "more": DECOUPLED}
+    add_model(repository, "sender", SENDER, **own)
+    path = repository / "sender" / "config.pbtxt"
+    path.write_text(path.read_text().replace('name: "y" data_type: TYPE_FP32 dims: [ 4 ]', Y))
+    add_model(repository, "caller", CALLER.replace("MODEL", "'sender'"), isolation=request.param, more="")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("NOTED", str(noted))
+        patched.setenv("TOUTATES_TEST_POISON", "")  # it would search hundreds of megabytes
+        with running(repository, folder, ["--http-addr", "127.0.0.1:0"]) as process:
+            yield process, noted
+            assert process.stop() == 0
+            assert "Traceback" not in process.log
+
+
+Y: Final = 'name: "y" data_type: TYPE_FP32 dims: [ -1 ]'
+
+
+def ask(channel: Any, model: str, count: int, mib: float, reads: int = 0) -> list[float]:
+    message = request(model, Tensor.of("x", "FP32", [[count, mib, reads, 0]]))
+    return [float(one) for one in outputs_of(infer(channel, message))["y"].reshape(-1)]
+
+
+def test_a_model_that_reads_gets_more_than_may_be_unread(server: tuple[ServerProcess, Path]) -> None:
+    process, _ = server
+    with channel_to(process.address) as channel:
+        assert ask(channel, "caller", 24, 4, reads=1) == [24, 0, 0, 0]
+
+
+def test_a_model_that_does_not_read_has_its_call_ended_and_the_sender_goes_on(
+    server: tuple[ServerProcess, Path],
+) -> None:
+    process, _ = server
+    with channel_to(process.address) as channel:
+        got, unread, failed, _ = ask(channel, "caller", 60, 4)
+        assert 1 <= got <= 16
+        assert (unread, failed) == (1, 1)
+        got, unread, failed, _ = ask(channel, "caller", 10, 4)
+        assert (got, unread, failed) == (10, 0, 0)
+
+
+@pytest.mark.parametrize("way", ["stream", "events"])
+def test_a_client_that_does_not_read_has_its_request_ended(server: tuple[ServerProcess, Path], way: str) -> None:
+    process, noted = server
+    before = len(noted.read_text().split()) if noted.exists() else 0
+    if way == "events":
+        with socket.create_connection(("127.0.0.1", process.rest_port)) as sock:
+            body = b'{"x": [200000, 0.03, 0, 0]}'
+            head = b"POST /v2/models/sender/generate_stream HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n"
+            sock.sendall(head % len(body) + body)
+            wait_until(lambda: noted.exists() and len(noted.read_text().split()) > before)
+        return
+    with channel_to(process.address) as channel:
+        message = request("sender", Tensor.of("x", "FP32", [[200, 4, 0, 0]]))
+        stream = channel.stream_stream(f"{SERVICE}ModelStreamInfer")(iter([message.SerializeToString()]), timeout=120)
+        wait_until(lambda: noted.exists() and len(noted.read_text().split()) > before)
+        responses = [pb.ModelStreamInferResponse.FromString(one) for one in stream]
+    assert "unread: 64 MiB of them is the most" in responses[-1].error_message
+    assert len(responses) < 40
