@@ -63,7 +63,8 @@ FORKING = """
 def execute(self, requests):
     import json, threading
     said = {}
-    for name in ("call", "ask", "ready"):
+    requests[0].get_response_sender()
+    for name in ("call", "send", "ask", "ready"):
         reading, writing = os.pipe()
         child = os.fork()
         if not child:
@@ -73,6 +74,8 @@ def execute(self, requests):
                     pb_utils.InferenceRequest(
                         model_name="identity", requested_output_names=["y"], inputs=ones
                     ).exec()
+                elif name == "send":
+                    requests[0].get_response_sender().send(answer(requests[0], input_of(requests[0])), flags=1)
                 elif name == "ask":
                     requests[0].is_cancelled()
                 else:
@@ -169,7 +172,7 @@ def test_arguments_of_the_process_are_none(client: Any, isolation: str) -> None:
 
 def test_a_forked_process_hears_at_once_that_it_cannot_call(client: Any, isolation: str) -> None:
     said = json.loads(tell(client, "forking", ""))
-    names = ["call", "ask", "ready"] if isolation == "process" else ["call"]
+    names = ["call", "send", "ask", "ready"] if isolation == "process" else ["call"]
     for name in names:
         assert said[name].startswith("TritonModelException: This process was forked by the model"), said
     assert tell(client, "asking", "1") == "1"  # and the instance goes on

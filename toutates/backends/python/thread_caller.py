@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -10,8 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from toutates.backends.python.calls import CallForm, ManyPending, Pending, Response, is_ready
-from toutates.backends.python.child.channel import FORKED
-from toutates.backends.python.child.errors import TritonModelException
+from toutates.backends.python.child.errors import TritonModelException, check_process
 from toutates.backends.python.child.requests import (
     Caller,
     InferenceRequest,
@@ -31,20 +29,11 @@ __all__ = ["ThreadCaller", "note_loading"]
 _MAX_FORMS: Final = 256
 
 _whose = threading.local()
-#: the process that serves, where models are loaded and run; one that a model has forked is another
-_process = [0]
 
 
 def note_loading(*, is_loading: bool) -> None:
     """Note whether this thread is loading a model: then it must not wait for the load of another one."""
     _whose.is_loading = is_loading
-    _process[0] = os.getpid()
-
-
-def _check_process() -> None:
-    """Raise TritonModelException in a process that a model has forked, where nothing answers."""
-    if os.getpid() != _process[0]:
-        raise TritonModelException(FORKED)
 
 
 def _response(said: Response) -> InferenceResponse:
@@ -110,7 +99,7 @@ class ThreadCaller(Caller):
         return _ThreadResponses(pending, come)
 
     def _begin(self, request: InferenceRequest, on_done: Callable[[Pending], object], *, is_many: bool) -> Pending:
-        _check_process()
+        check_process()
         inputs: list[tuple[str, str, tuple[int, ...]]] = []
         contents: list[Content] = []
         for tensor in request.inputs():
@@ -160,7 +149,7 @@ class ThreadCaller(Caller):
             raise TritonModelException(str(error)) from error
 
     def _loader(self) -> LoadsModels:
-        _check_process()
+        check_process()
         if self._loads is None or getattr(_whose, "is_loading", False):
             raise TritonModelException("BLS is only supported during the 'execute' function.")
         return self._loads

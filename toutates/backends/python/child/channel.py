@@ -11,15 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from toutates.backends.python.child import frames
-from toutates.backends.python.child.errors import TritonModelException
+from toutates.backends.python.child.errors import TritonModelException, check_process
 
-__all__ = ["FORKED", "Channel", "Expected"]
-
-#: What a process hears that the model has forked.
-FORKED = (
-    "This process was forked by the model, and has no connection to the server: other models are called, and responses "
-    "are sent, by the process of the instance alone. Hand the tensors to it."
-)
+__all__ = ["Channel", "Expected"]
 
 
 class Expected:
@@ -51,7 +45,6 @@ class Channel:
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
-        self._is_forked = False
         self._buffer = bytearray()
         self._sending, self._asking = threading.Lock(), threading.Lock()
         #: of all that follows
@@ -69,17 +62,10 @@ class Channel:
         os.register_at_fork(after_in_child=self._leave)
 
     def _leave(self) -> None:
-        """Note that this process was forked by the model: whatever is asked for from now on is an error at once."""
-        self._is_forked = True
+        """Let go of the socket in a process that the model has forked, and of what others may have held there."""
         self._control.close()
-        # Others may have held them at that moment, and are not in this process.
         self._sending, self._asking, self._state = threading.Lock(), threading.Lock(), threading.Condition()
         self._is_read = False
-
-    def check_process(self) -> None:
-        """Raise TritonModelException in a process that the model has forked."""
-        if self._is_forked:
-            raise TritonModelException(FORKED)
 
     def receive(self) -> tuple[int, bytes]:
         """The next frame; ends the process where the server has closed the socket."""
@@ -124,7 +110,7 @@ class Channel:
 
     def ask(self, **question: Any) -> Any:
         """Ask the server while it waits for the end of ``execute``; any thread may. Returns its answer."""
-        self.check_process()
+        check_process()
         with self._asking:
             with self._state:
                 self._check()
@@ -152,7 +138,7 @@ class Channel:
         return number, call
 
     def _check(self) -> None:
-        self.check_process()
+        check_process()
         if not self._may_ask:
             raise TritonModelException("BLS is only supported during the 'execute' function.")
 
@@ -189,7 +175,7 @@ class Channel:
 
     def _read_until(self, is_there: Callable[[], bool]) -> None:
         """Read, or wait for what others read, until something is there."""
-        self.check_process()
+        check_process()
         state = self._state
         with state:
             self._users += 1

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from toutates.backends.python.child import c_utils, pb_utils
-from toutates.backends.python.child.errors import TritonModelException
+from toutates.backends.python.child.errors import TritonModelException, note_process
 from toutates.backends.python.child.logger import Logger
 from toutates.backends.python.child.model_config import ModelConfig
 from toutates.backends.python.child.requests import RESCHEDULED_TEXT, InferenceResponse, ReceivedRequest
@@ -53,6 +53,7 @@ class Model:
             version: its number.
             directories: where it finds modules of its own.
         """
+        note_process()
         sys.modules["triton_python_backend_utils"] = pb_utils
         sys.modules["c_python_backend_utils"] = c_utils
         sys.path[:0] = [directory for directory in directories if directory not in sys.path]

@@ -13,7 +13,7 @@ import numpy as np
 
 from toutates.backends.python.child import frames
 from toutates.backends.python.child.channel import Channel, Expected
-from toutates.backends.python.child.errors import TritonModelException
+from toutates.backends.python.child.errors import TritonModelException, check_process
 from toutates.backends.python.child.requests import (
     Caller,
     InferenceRequest,
@@ -134,7 +134,7 @@ class ProcessCaller(Caller):
         self._shared[at : at + frames.READ_COUNTER_BYTES] = size.to_bytes(frames.READ_COUNTER_BYTES, sys.byteorder)
 
     def _begin(self, request: InferenceRequest, *, is_many: bool) -> Any:
-        self._channel.check_process()
+        check_process()
         inputs: list[Any] = []
         contents: list[Any] = []
         at = 0
@@ -183,7 +183,7 @@ class ProcessCaller(Caller):
 
     def load(self, model_name: str, config: str | None, files: Mapping[str, bytes]) -> None:
         """See ``Caller``."""
-        self._channel.check_process()
+        check_process()
         size = sum(map(len, files.values()))
         block = self._take_block(size)
         if not block[2]:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from toutates.backends.python.child.errors import TritonModelException
+from toutates.backends.python.child.errors import TritonModelException, check_process
 
 __all__ = ["DecoupledSender", "ResponseSender"]
 
@@ -116,6 +116,7 @@ class DecoupledSender:
 
 
 def _check(response: Any, flags: int) -> None:
+    check_process()
     if flags not in (0, _FINAL):
         raise TritonModelException("Unable to send response. Unsupported flag provided.")
     if response is None and not flags:

@@ -240,7 +240,6 @@ class _Instance:
 
     def _respond(self, number: int, response: Any, final: bool) -> None:
         """Send a response, the text of an error, or None with ``final``."""
-        self._channel.check_process()
         flags = frames.RESPONSE_FINAL if final else 0
         if response is None:
             self._channel.send(frames.RESPONSE, frames.RESPONSE_HEAD.pack(number, flags, 0))
