@@ -169,6 +169,7 @@ def probe(
     run_joined: Callable[[Inputs], Arrays] | None = None,
     uncounted: Sequence[int] = (),
     joint_rows: int = 0,
+    on_run: Callable[[Arrays, int], object] = lambda outputs, rows: None,
 ) -> Verdict:
     """Find whether the rows of a version depend on each other. Blocks, for a second at most.
 
@@ -180,11 +181,13 @@ def probe(
         run_joined: runs rows that are requests of their own; None for ``session.run_arrays``.
         uncounted: indices of outputs that have not a row for each row, and are divided otherwise.
         joint_rows: that are run together; 0 for as many as time allows. Those that are run one by one are no more.
+        on_run: takes what rows have come to that were run together, and how many they were.
     """
     if not signature.batched:
         return Verdict()
     rows = _FEW_ROWS if 2 * _ROWS * row_ns > _MOST_NS else _ROWS
     own = _Probe(session, signature, run_joined or session.run_arrays, uncounted, lengths, joint_rows or rows, rows)
+    own.on_run = on_run
     return judged(own.difference, row_ns=row_ns, says_joined=says_joined, facts=facts)
 
 
@@ -221,7 +224,12 @@ class _Probe:
         run_joined: runs rows that are requests of their own.
         joint_rows: that are run together.
         single_rows: the most of them that are run one by one.
+
+    Attributes:
+        on_run: see ``probe``.
     """
+
+    on_run: Callable[[Arrays, int], object]
 
     def __init__(
         self,
@@ -264,6 +272,7 @@ class _Probe:
             text = f"{self._joint_rows} rows do not run together: {str(error)[:_MOST_REASON]}"
             raise NotJoined(text) from None
         self._check_rows(joint, self._joint_rows)
+        self.on_run(joint, self._joint_rows)
         outputs = self._signature.outputs
         floats = others = worst = 0.0
         what = 0

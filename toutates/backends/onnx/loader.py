@@ -158,6 +158,11 @@ class OnnxKind:
         run_ns = warm_up(
             backends[:1] if first in others else backends, settings, checked.graph, model, version.model_dir, seen
         )
+        probed = backends[0]
+        if profiling is not None and ragged is None:  # a profile is to show the clients' batches only
+            with explained(version):
+                probed = ModelSession(load_session(model_path, options[0]), signature, model)
+        rows = probe_rows(probed, checked.graph, configuration, first.get_providers(), run_ns, seen)
         if seen is not None and sessions[0].on_cpu:  # on a device, a shape may need an engine of its own
             run_two_rows(sessions[0], settings, checked.graph, model, version.model_dir, seen)
         if seen is not None and seen.problem:
@@ -167,11 +172,6 @@ class OnnxKind:
             checked = replace(checked, graph=seen.opened(checked.graph), signature=seen.opened(checked.signature))
             if tensors is not None:
                 tensors = replace(tensors, signature=seen.opened(tensors.signature), whole=seen.opened(tensors.whole))
-        probed = backends[0]
-        if profiling is not None and ragged is None:  # a profile is to show the clients' batches only
-            with explained(version):
-                probed = ModelSession(load_session(model_path, options[0]), signature, model)
-        rows = probe_rows(probed, checked.graph, configuration, first.get_providers(), run_ns)
         if rows.warning:
             logger.warning("model '%s' version %d: %s", model, version.number, rows.warning, extra={"model": model})
         advice = ""

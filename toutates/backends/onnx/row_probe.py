@@ -12,6 +12,7 @@ from typing import Final
 from toutates.backends.onnx.graph_facts import facts_of
 from toutates.backends.onnx.provider_names import ON_DEVICES, TENSORRT
 from toutates.backends.onnx.session import ModelSession
+from toutates.backends.output_shapes import SeenShapes
 from toutates.backends.probing import NOT_TRIED, Verdict, probe, sample_lengths
 from toutates.backends.warming import most_rows
 from toutates.engine.ragged.backend import RaggedBackend
@@ -37,6 +38,7 @@ def probe_rows(
     configuration: VersionConfiguration,
     providers: Sequence[str],
     row_ns: int,
+    seen: SeenShapes | None = None,
 ) -> Verdict:
     """Find whether the rows of a version depend on each other. Blocks, for a second at most.
 
@@ -46,6 +48,7 @@ def probe_rows(
         configuration: of the version.
         providers: the names of the execution providers that it is served with.
         row_ns: how long a run of one row takes, nanoseconds; 0 if that is not known.
+        seen: takes in the shapes of outputs; None for nobody.
     """
     settings, path = configuration.settings, configuration.folder.model_path
     if not graph.batched:
@@ -76,6 +79,7 @@ def probe_rows(
         run_joined=session.run_each if isinstance(session, RaggedBackend) else None,
         uncounted=tuple(ragged.outputs) if ragged is not None else (),
         joint_rows=joint_rows,
+        on_run=seen.note if seen is not None else lambda outputs, rows: None,
     )
     digest = _digest(path, configuration.folder.size, row_ns) if ragged is None else b""
     if not digest:
