@@ -168,7 +168,8 @@ def run_two_rows(
     """Run two rows where the first axis of inputs is open, which shows sizes that follow it. Blocks.
 
     They are zeros, or those of the first sample twice; that they do not run says nothing. Nothing is run where several
-    rows have been, as by a probe, and where a row takes long. Not to be called where each shape needs an engine of its own.
+    rows have been, as by a probe, and where a row takes long. Not to be called where each shape needs an engine of its
+    own.
 
     Args:
         session: which has been warmed up; nothing else uses it yet.
