@@ -303,7 +303,7 @@ class OutputForms:
             places: an array of the rows of all requests for each output.
             batched: whether the model is; else the first row of each place is the whole output.
         """
-        index_of, count = self._index, len(places)
+        index_of, whole = self._index, (1 << len(places)) - 1
         for outcome, first, rows in zip(outcomes, firsts, sizes):
             if type(outcome) is not InferenceResponse or outcome._error is not None or outcome._parameters is not None:
                 return False
@@ -321,8 +321,8 @@ class OutputForms:
                 if array.shape != part.shape:
                     return False
                 part[...] = array
-                found += 1
-            if found != count:
+                found |= 1 << index
+            if found != whole:  # an output that is given twice stands for no other
                 return False
         return True
 
