@@ -11,7 +11,7 @@ import pytest
 
 from tests.waiting import wait_until
 from toutates.engine import open_request as module
-from toutates.engine.open_request import OpenRequest, Responses
+from toutates.engine.open_request import OpenRequest, Patience, Responses
 from toutates.engine.response_counters import MAX_PLACES, ResponseCounters
 from toutates.engine.result import BatchResult, Outputs
 from toutates.engine.servable import Consumer
@@ -25,6 +25,7 @@ class Taking:
     results: list[BatchResult] = field(default_factory=list)
     wanted: bool = True
     left: bool = False
+    unread: int = 0
 
     def consumer(self) -> Consumer:
         return Consumer(
@@ -33,6 +34,7 @@ class Taking:
             lambda callback: None,
             lambda context, by_ns: self.wanted,
             may_have_left=lambda context: self.left,
+            unread_bytes=lambda context: self.unread,
         )
 
     def open(self, responses: Responses | None = None) -> OpenRequest:
@@ -110,6 +112,49 @@ def test_a_request_ends_where_nothing_is_taken_any_more(monkeypatch: pytest.Monk
     assert [seen(result)[2:] for result in taking.results] == [("outputs", True), ("Overloaded", False)]
     assert taking.results[1].taken is None
     assert second.is_over
+
+
+def test_a_caller_that_does_not_read_has_its_request_ended_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LONGEST_WAIT_S", 0.01)
+    taking, other = Taking(), Taking()
+    responses = Responses()
+    request, others = taking.open(responses), other.open(responses)
+    taking.unread = module.MAX_UNREAD_BYTES - 1_000
+    request.respond(outputs(1_000), 1, final=False)
+    request.respond(outputs(1_000), 1, final=False)
+    request.respond(outputs(1_000), 1, final=True)
+    assert [seen(result)[2:] for result in taking.results] == [("outputs", True), ("Overloaded", False)]
+    assert "64 MiB" in str(taking.results[1].error)
+    assert not request.is_wanted
+    others.respond(outputs(1_000), 1, final=True)
+    assert [seen(result)[2:] for result in other.results] == [("outputs", False)]
+
+
+def test_a_response_is_sent_as_soon_as_its_caller_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LONGEST_WAIT_S", 120.0)
+    taking = Taking()
+    request = taking.open()
+    taking.unread = module.MAX_UNREAD_BYTES
+    sender = threading.Thread(target=lambda: request.respond(outputs(4), 1, final=True))
+    sender.start()
+    wait_until(lambda: request._lock.locked())
+    taking.unread = 0
+    sender.join()
+    assert [seen(result)[2:] for result in taking.results] == [("outputs", False)]
+
+
+def test_all_waits_of_an_instance_take_a_part_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("toutates.engine.open_request.time.monotonic", lambda: now[0])
+    patience = Patience()
+    assert patience.take() == module.LONGEST_WAIT_S
+    assert patience.take() == 0.0
+    now[0] += 2.0
+    assert patience.take() == pytest.approx(0.2)
+    patience.give_back(0.1)
+    assert patience.take() == pytest.approx(0.1)
+    now[0] += 1_000.0
+    assert patience.take() == module.LONGEST_WAIT_S
 
 
 def test_a_response_that_cannot_be_handed_over_ends_its_request() -> None:
