@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from weakref import WeakMethod
 
 from toutates.engine.around import AroundBackend
 from toutates.engine.lane import Batch, Lane, PackedLane
@@ -47,11 +48,16 @@ class PoisonedBackend(AroundBackend[Backend]):
             self.started_ns, self.ended_ns = self._backend.started_ns, self._backend.ended_ns
 
 
-def filling(take: Callable[[Lane, int], Batch], poison: Poison) -> Callable[[Lane, int], Batch]:
-    """What takes a batch into use as ``take`` does, and fills the buffers of its inputs."""
+def filling(take: WeakMethod[Callable[[Lane, int], Batch]], poison: Poison) -> Callable[[Lane, int], Batch]:
+    """What takes a batch into use as ``take`` does, and fills the buffers of its inputs.
+
+    It takes the place of that method, and must not keep the method's object until a collection.
+    """
 
     def filled(lane: Lane, rows: int) -> Batch:
-        batch = take(lane, rows)
+        method = take()
+        assert method is not None
+        batch = method(lane, rows)
         for array in batch.arrays:
             poison.fill(array)
         return batch

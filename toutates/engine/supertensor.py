@@ -24,6 +24,7 @@ import threading
 from collections.abc import Callable, Collection
 from itertools import islice
 from typing import Final
+from weakref import WeakMethod
 
 from toutates.engine.batch_queue import BatchQueue
 from toutates.engine.budget import YAML_KEYS, Bounds, Budget, Keys
@@ -157,7 +158,7 @@ class SuperTensor:
         self._opened = 0
         poison = current()
         if poison is not None:
-            self._new_batch = filling(self._new_batch, poison)  # type: ignore[method-assign, assignment]
+            self._new_batch = filling(WeakMethod(self._new_batch), poison)  # type: ignore[method-assign, assignment]
         if not joins:
             self.run_alone()
 

@@ -55,9 +55,8 @@ class Arena:
         self._free: list[tuple[int, int]] = [(0, self.size)]
         #: ranges whose arrays are gone: put here by finalizers, which may run anywhere and so take no lock
         self._freed: deque[tuple[int, int]] = deque()
-        poison = current()
-        if poison is not None:
-            self.allocate = poison.filling(self.allocate)  # type: ignore[method-assign]
+        #: of the tests; not a function around ``allocate``, which would keep this object until a collection
+        self._poison = current()
 
     def allocate(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """An array whose contents are undefined.
@@ -71,6 +70,8 @@ class Arena:
             start = self._take(size)
         array: npt.NDArray[Any] = np.ndarray(shape, dtype, self._memory, start)
         weakref.finalize(array, _let_go, self._memory, self._freed, start, start + size).atexit = False
+        if self._poison is not None:
+            self._poison.fill(array)
         return array
 
     def offset(self, array: npt.NDArray[Any]) -> int:
