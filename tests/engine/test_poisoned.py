@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
+from weakref import WeakMethod
 
 import numpy as np
 import pytest
 
-from toutates.engine.poisoned import watching
+from toutates.engine.poisoned import forgetting, watching
 from toutates.engine.result import BatchResult, Outputs, Timing
+from toutates.engine.sequences.tensors import RowStates
 from toutates.engine.servable import Consumer
 from toutates.engine.supertensor import SuperTensor
 from toutates.protocol.datatypes import BY_NAME
@@ -90,3 +93,26 @@ def test_without_the_mode_nothing_is_in_the_way(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv(VARIABLE, raising=False)
     supertensor = SuperTensor("m", SIGNATURE, batch_size=4, capacity=2)
     assert "_new_batch" not in vars(supertensor)
+
+
+def test_states_that_a_sequence_has_no_longer_are_filled() -> None:
+    class Keeper:
+        kept: ClassVar[list[RowStates | None]] = []
+
+        def keep(self, sequence: Any, states: RowStates | None) -> None:
+            self.kept.append(states)
+
+    keeper = Keeper()
+    keep = forgetting(WeakMethod(keeper.keep), POISON)
+    states, others = (RowStates(((4,),), (bytearray(16),), 16) for _ in range(2))
+    sequence: Any = SimpleNamespace(state=None)
+    keep(sequence, states)
+    sequence.state = states
+    keep(sequence, states)  # written where they were
+    assert bytes(states.contents[0]) == bytes(16)
+    keep(sequence, others)
+    assert bytes(states.contents[0]) == POISON.pattern
+    sequence.state = others
+    keep(sequence, None)
+    assert bytes(others.contents[0]) == POISON.pattern
+    assert keeper.kept == [states, states, others, None]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from toutates.system.guarded_copy import MOST_MAPPED, GuardedCopies, Mapping
+from toutates.system.poison import VARIABLE
 from toutates.system.shared_memory import FOLDER, SharedObject
 
 PAGE = mmap.PAGESIZE
@@ -55,6 +56,20 @@ def test_bytes_get_to_their_place(copies: GuardedCopies, file: int, offset: int,
     mapping.close()
     first = offset + start
     assert os.pread(file, SIZE, 0) == bytes(first) + CONTENT[:size] + bytes(SIZE - first - size)
+
+
+def test_in_the_test_mode_a_stage_has_nothing_of_the_copy_before(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pattern = bytes(range(0x90, 0xA0))
+    monkeypatch.setenv(VARIABLE, pattern.hex())
+    copies = GuardedCopies()
+    mapping = Mapping(file, 0, SIZE)
+    if not copies.copy(CONTENT, mapping, 0):
+        pytest.skip("the system has no huge pages for files")
+    assert copies.copy(b"short", mapping, 0) == 5
+    mapping.close()
+    [stage] = copies._spare
+    assert bytes(stage._view[:64]) == b"short" + (4 * pattern)[5:]
+    copies.close()
 
 
 @pytest.mark.parametrize("left", [0, 1, PAGE, 5 * PAGE - 1, 70 * PAGE])

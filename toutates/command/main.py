@@ -39,6 +39,7 @@ from toutates.system.address import parse_address
 from toutates.system.errors import ConfigurationError, ModelLoadError, RepositoryError, ToutatesError
 from toutates.system.interpreter import watch_gil
 from toutates.system.logs.levels import LogLevels
+from toutates.system.poison import current
 from toutates.system.standard_streams import standard_streams, write_anything
 
 __all__ = ["main", "parse_options", "prepare_onnxruntime", "tritonserver"]
@@ -106,6 +107,7 @@ def _wants_json(arguments: Sequence[str]) -> bool:
 
 def _serve(options: Options) -> int:
     watch_gil()  # before the extension modules below
+    current()  # where the test mode is asked for in a wrong way, no server starts
     if options.processes != 1:
         from toutates.server.processes.sharing import count_of
 

@@ -10,19 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 from weakref import WeakMethod
+
+import numpy as np
 
 from toutates.engine.around import AroundBackend
 from toutates.engine.lane import Batch, Lane, PackedLane
 from toutates.engine.result import BatchResult, Outputs, PendingRequest, Separate
+from toutates.engine.sequences.scheduler import Sequence as Running
+from toutates.engine.sequences.tensors import RowStates
 from toutates.engine.servable import Backend, Consumer
 from toutates.protocol.signature import Signature
 from toutates.system.errors import RequestError
 from toutates.system.poison import Poison
 
-__all__ = ["PoisonedBackend", "filling", "watching"]
+__all__ = ["PoisonedBackend", "filling", "forgetting", "watching"]
 
 Finish = Callable[[BatchResult], None]
+#: Keeps the states of a sequence, None for none.
+Keep = Callable[[Running[Any], RowStates | None], None]
 
 
 class PoisonedBackend(AroundBackend[Backend]):
@@ -63,6 +70,24 @@ def filling(take: WeakMethod[Callable[[Lane, int], Batch]], poison: Poison) -> C
         return batch
 
     return filled
+
+
+def forgetting(keep: WeakMethod[Keep], poison: Poison) -> Keep:
+    """What keeps the states of a sequence as ``keep`` does, and fills those that it had before and has no longer.
+
+    It takes the place of that method, as ``filling`` does.
+    """
+
+    def keep_and_fill(sequence: Running[Any], states: RowStates | None) -> None:
+        method = keep()
+        assert method is not None
+        before: RowStates | None = sequence.state
+        method(sequence, states)
+        if before is not None and before is not states:
+            for content in before.contents:
+                poison.fill(np.frombuffer(content, np.uint8))
+
+    return keep_and_fill
 
 
 def watching(consumer: Consumer, model: str, signature: Signature, poison: Poison) -> Consumer:

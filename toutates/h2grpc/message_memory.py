@@ -183,7 +183,7 @@ class LargeMessage:
         size = start + min(self._size, GROWTH * least)
         if self._memory.capacity < size + BEHIND:
             self._view.release()
-            MemoryPool.grow(self._memory, size)
+            self._pool.grow(self._memory, size)
         self._view = memoryview(self._memory)[start : start + self._size]
 
 
@@ -274,8 +274,7 @@ class MemoryPool:
         memory.start, memory.length = start, size
         return memory
 
-    @staticmethod
-    def grow(memory: MessageMemory, size: int) -> None:
+    def grow(self, memory: MessageMemory, size: int) -> None:
         """Make memory larger: ``size`` bytes, and BEHIND. Copies nothing. No view of it may be left.
 
         Raises:

@@ -44,6 +44,7 @@ from toutates.net.connection_state import ConnectionState
 from toutates.net.housekeeping import Housekeeper, Traffic
 from toutates.net.incidents import Incidents
 from toutates.net.mailbox import Mailbox
+from toutates.net.poisoned_memory import PoisonedPool
 from toutates.net.schedule import Lateness, Schedule
 from toutates.net.side_thread import SideThread
 from toutates.net.tls import TlsEngine
@@ -53,6 +54,7 @@ from toutates.net.transports import Transports
 from toutates.net.turns import Turns
 from toutates.net.visits import Visits
 from toutates.system.inline_time import INLINE_TIME, NO_BOUND_NS
+from toutates.system.poison import current
 
 __all__ = ["Worker"]
 
@@ -132,7 +134,8 @@ class Worker:
         self.side = SideThread(f"{name}-side", self.call_soon)
         self.schedule = Schedule(self._mailbox)
         self.transports = Transports(self._mailbox)
-        self.message_memory = MemoryPool(min(POOL_BYTES, self.buffer_bytes >> 3))
+        most, poison = min(POOL_BYTES, self.buffer_bytes >> 3), current()
+        self.message_memory = MemoryPool(most) if poison is None else PoisonedPool(most, poison)
         self.dirty: list[Any] = []
         #: whether a task of Trio's was given something to do in this round
         self._task_woken = False

@@ -83,6 +83,7 @@ from toutates.system.interpreter import describe_interpreter, gil_enabled, gil_p
 from toutates.system.logs.setup import Logs, start_logs
 from toutates.system.memory import available_memory
 from toutates.system.placement import running_on, worker_warnings
+from toutates.system.poison import current
 from toutates.system.topology import allowed_cpus
 from toutates.system.version import package_version
 
@@ -195,6 +196,9 @@ class Server:
         for warning in (*self._options.warnings, *doubts):
             logger.warning("%s", warning)
         self._warn_of_gil()
+        poison = current()
+        if poison is not None:
+            poison.tell()
         handled = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
         with open_listeners(self._options, self._placement.processing_cores) as listeners:
             self.address = listeners.grpc[0].getsockname()[:2]

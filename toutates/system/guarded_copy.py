@@ -16,6 +16,10 @@ import os
 import threading
 from typing import Final
 
+import numpy as np
+
+from toutates.system.poison import Poison, current
+
 __all__ = ["MOST_MAPPED", "GuardedCopies", "Mapping"]
 
 Buffer = bytes | bytearray | memoryview
@@ -138,6 +142,20 @@ class _Stage:
         os.close(self._fd)
 
 
+class _PoisonedStage(_Stage):
+    """One that is filled before each copy, in the test mode of ``system.poison``."""
+
+    __slots__ = ("_poison",)
+
+    def __init__(self, poison: Poison) -> None:
+        super().__init__()
+        self._poison = poison
+
+    def copy(self, content: memoryview, target: memoryview) -> int:
+        self._poison.fill(np.frombuffer(self._view, np.uint8))
+        return super().copy(content, target)
+
+
 class GuardedCopies:
     """Makes the copies. Any thread may use it; each that copies has a stage meanwhile, which is kept for the next.
 
@@ -214,7 +232,8 @@ class GuardedCopies:
         if self._tries <= 0:  # below 0 where several threads have tried at the same time
             return None
         try:
-            return _Stage()
+            poison = current()
+            return _Stage() if poison is None else _PoisonedStage(poison)
         except (OSError, AttributeError):  # not every system has such files
             self._tries -= 1
             return None

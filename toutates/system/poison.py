@@ -5,7 +5,8 @@ random pattern, or to the 32 hexadecimal digits of a certain one. Where it is of
 for it: whoever owns buffers asks ``current`` once, when it is made.
 
 All bytes of a pattern differ and are from 0x80 to 0xfe. So it is no text in ASCII, no truth value and not NaN, zeros
-are none of it, and each byte says which of the 16 it is.
+are none of it, and each byte says which of the 16 it is. Strings that nobody has written are 15 bytes of it, so many as
+a string of ONNX Runtime has inside itself.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from toutates.system.errors import ExecutionFailed
+from toutates.system.errors import ConfigurationError, ExecutionFailed
 
 __all__ = ["FOUND", "VARIABLE", "Poison", "Refilled", "current"]
 
@@ -47,6 +48,7 @@ class Poison:
 
     Attributes:
         pattern: as given.
+        string: what a string has that nobody has written.
         hits: outputs in which it was found.
 
     Raises:
@@ -55,8 +57,9 @@ class Poison:
 
     def __init__(self, pattern: bytes) -> None:
         if len(set(pattern)) != len(pattern) or len(pattern) != SIZE or min(pattern) < 0x80 or max(pattern) > 0xFE:
-            raise ValueError(f"{VARIABLE} is 1, or the 32 hexadecimal digits of 16 different bytes from 80 to fe")
+            raise ValueError("a pattern is 16 different bytes from 0x80 to 0xfe")
         self.pattern = pattern
+        self.string = pattern[: SIZE - 1]
         self.hits = 0
         self._twice = 2 * pattern
         self._block = np.frombuffer(pattern, np.uint8)
@@ -71,8 +74,17 @@ class Poison:
         """One of a random pattern."""
         return cls(bytes(random.SystemRandom().sample(range(0x80, 0xFF), SIZE)))
 
+    def tell(self) -> None:
+        """Log which pattern it is."""
+        logger.info(
+            "%s: buffers are filled with the pattern %s, which answers are searched for", VARIABLE, self.pattern.hex()
+        )
+
     def fill(self, array: npt.NDArray[Any]) -> None:
-        """Fill a C-contiguous array, of any type but objects, from its first byte on."""
+        """Fill a C-contiguous array, from its first byte on; one of objects with strings."""
+        if array.dtype.hasobject:
+            array.fill(self.string)
+            return
         content = array.reshape(-1).view(np.uint8)
         whole = len(content) // SIZE * SIZE
         content[:whole].reshape(-1, SIZE)[:] = self._block
@@ -87,6 +99,25 @@ class Poison:
             return array
 
         return filled
+
+    def searching(
+        self, finish: Callable[[npt.NDArray[Any]], V], model: str, output: str
+    ) -> Callable[[npt.NDArray[Any]], V]:
+        """What finishes arrays as ``finish`` does, once it has seen that all of their bytes are written.
+
+        For arrays that are filled and computed on before they are an output.
+
+        Args:
+            finish: is given an array of two dimensions or more, whose rows are C-contiguous.
+            model, output: names, for errors.
+        """
+
+        def searched(array: npt.NDArray[Any]) -> V:
+            if self.is_in_rows(array.reshape(-1).view(np.uint8), array[:1].nbytes):
+                raise self.found_in(model, output)
+            return finish(array)
+
+        return searched
 
     def is_in(self, content: bytes | memoryview | npt.NDArray[np.uint8]) -> bool:
         """Whether eight bytes of the pattern in a row are in a content, wherever they begin."""
@@ -163,7 +194,7 @@ def current() -> Poison | None:
     """The pattern of this process; None where the mode is off, as it is for everybody but tests.
 
     Raises:
-        ValueError: ``TOUTATES_TEST_POISON`` has another value than it may have.
+        ConfigurationError: ``TOUTATES_TEST_POISON`` has another value than it may have.
     """
     said = os.environ.get(VARIABLE, "0")
     return None if said in ("", "0") else _of(said, os.getpid())
@@ -173,10 +204,8 @@ def current() -> Poison | None:
 def _of(said: str, process: int) -> Poison:
     """The pattern of a value of the variable. A process that was forked draws one of its own."""
     try:
-        poison = Poison.drawn() if said == "1" else Poison(bytes.fromhex(said))
+        return Poison.drawn() if said == "1" else Poison(bytes.fromhex(said))
     except ValueError:
-        raise ValueError(f"{VARIABLE} is 1, or the 32 hexadecimal digits of 16 different bytes from 80 to fe") from None
-    logger.info(
-        "%s: buffers are filled with the pattern %s, which answers are searched for", VARIABLE, poison.pattern.hex()
-    )
-    return poison
+        raise ConfigurationError(
+            "is neither 1 nor the 32 hexadecimal digits of 16 different bytes from 80 to fe", key=VARIABLE, value=said
+        ) from None

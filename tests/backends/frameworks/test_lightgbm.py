@@ -13,6 +13,9 @@ import pytest
 from tests.backends.frameworks.support import inspect, predict, refused
 from tests.backends.plugins.packages import write_model
 from tests.optional import skip_without
+from toutates.backends.frameworks import lightgbm
+from toutates.system.errors import ExecutionFailed
+from toutates.system.poison import VARIABLE
 
 skip_without("lightgbm", "is not installed: the extra lightgbm")
 
@@ -119,3 +122,27 @@ def test_the_python_package_is_not_imported(tmp_path: Path, monkeypatch: pytest.
     save(tmp_path, train("regression"))
     monkeypatch.setitem(sys.modules, "lightgbm.basic", None)
     inspect(tmp_path)
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+def test_results_that_the_library_has_not_written_are_found(
+    tmp_path: Path, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, "1")
+    save(tmp_path, train("regression"))
+    predictor = lightgbm._Predictor
+
+    class Careless(predictor):  # type: ignore[valid-type, misc]
+        """Calls that compute nothing."""
+
+        def __init__(self, model: Any) -> None:
+            super().__init__(model)
+            self._one = self._many = lambda *arguments: 0
+            self._written.value = rows  # as they say
+
+    x = {"input__0": ROWS[:rows].astype(np.float32)}
+    [sound] = predict(tmp_path, x).values()
+    assert sound.shape == (rows, 1)
+    monkeypatch.setattr(lightgbm, "_Predictor", Careless)
+    with pytest.raises(ExecutionFailed, match="output 'output__0' of model 'm' has memory that nobody wrote"):
+        predict(tmp_path, x)

@@ -182,6 +182,21 @@ def test_a_blank_is_as_it_was_after_each_use() -> None:
         gc.collect()
 
 
+def test_in_the_test_mode_a_blank_has_strings_that_nobody_wrote_but_while_it_is_lent_bytes() -> None:
+    own = bytes(range(0x80, 0x8F))
+    for count in (1, 20, 200):
+        blank = BlankStrings((count,), own)
+        unwritten = EncodedStrings.of([own] * count, (count,)).content
+        assert read_strings(blank.value).content == unwritten
+        for elements in ([b""] * count, [b"long enough for memory" * 9] * count):
+            blank.lend(StringTensor.of(elements, (count,)))
+            assert read_strings(blank.value).content == EncodedStrings.of(elements, (count,)).content
+            blank.take_back()
+            assert read_strings(blank.value).content == unwritten
+        del blank
+        gc.collect()
+
+
 def test_only_so_many_bindings_are_kept_and_none_of_many_elements(blanks: list[BlankStrings]) -> None:
     rig = Rig(unary("Identity", ["n", "m"], TensorProto.STRING))
 

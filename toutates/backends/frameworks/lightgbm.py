@@ -9,15 +9,17 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.util import find_spec
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from toutates.backends.interface import Array, Backend, Instance, Source, Tensor, Tensors
+from toutates.system.poison import current
 
 __all__ = ["LightGbm"]
 
@@ -60,6 +62,7 @@ class LightGbm(Backend):
 
     def load(self, source: Source) -> Tensors:
         """See ``Backend``."""
+        self.name = source.model
         threads = source.integer("threads", 1, 1, 1_024)
         self._kind = _PREDICTIONS[source.text("predict", "normal", tuple(_PREDICTIONS))]
         self._parameters = f"num_threads={threads} verbosity=-1".encode()
@@ -105,6 +108,13 @@ class _Predictor:
         self._many = library.LGBM_BoosterPredictForMat
         self._one = library.LGBM_BoosterPredictForMatSingleRowFast
         self._written = ctypes.c_int64()
+        #: makes the array of the results, and what is returned of it
+        self._allocate: Callable[..., Array] = np.empty
+        self._finished: Callable[[Array], Array] = methodcaller("astype", self._result, copy=False)
+        poison = current()
+        if poison is not None:
+            self._allocate = poison.filling(np.empty)
+            self._finished = poison.searching(self._finished, model.name, self._output)
         self._arguments = (dtype, model._features, model._kind, model._parameters, ctypes.addressof(self._written))
         self._fast = ctypes.c_void_p()
         _call(
@@ -116,7 +126,7 @@ class _Predictor:
     def run(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         rows = np.ascontiguousarray(inputs[self._input])
         count = len(rows)
-        out = np.empty((count, self._results), np.float64)
+        out = self._allocate((count, self._results), np.float64)
         dtype, features, kind, parameters, written = self._arguments
         if count == 1:
             failed = self._one(self._fast, rows.ctypes.data, written, out.ctypes.data)
@@ -131,7 +141,7 @@ class _Predictor:
             raise RuntimeError(_last_error(self._model._library))
         if count and self._written.value != out.size:  # the rest would be what was in the memory before
             raise RuntimeError(f"LightGBM has written {self._written.value} values, expected {out.size}")
-        return {self._output: out.astype(self._result, copy=False)}
+        return {self._output: self._finished(out)}
 
     def __del__(self) -> None:
         self._model._library.LGBM_FastConfigFree(self._fast)

@@ -134,10 +134,12 @@ class ModelSession:
         self._as_array = partial(as_array, reads_strings=self._lends_strings)
         self._string_bindings: dict[object, StringBinding] = {}
         self._allocate = np.empty
+        self._blanks: Callable[[tuple[int, ...]], BlankStrings] = BlankStrings
         poison = current()
         if poison is not None:
             self._allocate = poison.filling(np.empty)  # type: ignore[assignment]
             self._string_bindings = Refilled(poison, lambda binding: binding[2])
+            self._blanks = partial(BlankStrings, own=poison.string)
         # run() has no NumPy type for BF16, so its tensors go in and out as OrtValues.
         self._needs_ort_values = any(
             tensor.datatype.name == "BF16" for tensor in (*signature.inputs, *signature.outputs)
@@ -441,7 +443,7 @@ class ModelSession:
         tensors = self.signature.outputs if rows else ()
         outputs = [self._allocate((*lead, *tensor.graph_shape), tensor.datatype.numpy) for tensor in tensors]
         binding = self.bind({}, outputs)
-        blanks = {index: BlankStrings(tensor.shape) for index, tensor in strings.items()}
+        blanks = {index: self._blanks(tensor.shape) for index, tensor in strings.items()}
         for index, blank in blanks.items():
             binding.bind_ortvalue_input(self.signature.inputs[index].name, blank.value)
         if all(blank.count <= MANY_ELEMENTS for blank in blanks.values()):

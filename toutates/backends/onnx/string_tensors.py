@@ -68,16 +68,21 @@ class BlankStrings:
 
     Args:
         shape: of the tensor.
+        own: what each element is as long as it is lent nothing, 15 bytes at most.
 
     Attributes:
         value: the tensor, to be bound as an input.
         count: its elements.
     """
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
+    def __init__(self, shape: tuple[int, ...], own: bytes = b"") -> None:
         self.value = _blank(shape)
         self.count = prod(shape)
         self._address = self.value.data_ptr() if self.count else 0
+        if own and self.count:
+            places = range(self._address + 16, self._address + self.count * _SIZE, _SIZE)
+            records = b"".join([_SHORT.pack(place, len(own), own) for place in places])
+            ctypes.memmove(self._address, records, len(records))
         self._before = ctypes.string_at(self._address, self.count * _SIZE) if self.count else b""
         self._lent: object = None
 

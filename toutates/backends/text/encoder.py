@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -18,6 +18,7 @@ from toutates.backends.text.steps import Dense, Features, LayerNorm
 from toutates.backends.text.weights import read_weights
 from toutates.backends.text.work import Ids, Row
 from toutates.system.errors import ExecutionFailed, ModelLoadError
+from toutates.system.poison import current
 
 __all__ = ["Encoder", "Graph", "Table"]
 
@@ -217,6 +218,8 @@ class Table:
         if self._vectors.ndim != 2:
             raise ModelLoadError(f"'{directory}': embedding.weight has not two dimensions")
         self.tokens = len(self._vectors)
+        poison = current()
+        self._allocate: Callable[..., Float32] = np.empty if poison is None else poison.filling(np.empty)
 
     def run(self, rows: Sequence[Row], length: int) -> Features:
         """See ``Encoder``. There are no vectors of tokens in what it returns."""
@@ -231,7 +234,7 @@ class Table:
             texts: the ids of the tokens of each, of one at least.
         """
         take, add = self._vectors.take, np.add.reduce
-        found = np.empty((len(texts), self._vectors.shape[1]), np.float32)
+        found = self._allocate((len(texts), self._vectors.shape[1]), np.float32)
         # One by one: ``reduceat`` over the tokens of all texts takes twice as long, and five times for long texts.
         for ids, own in zip(texts, found, strict=True):
             add(take(ids, 0), 0, out=own)

@@ -17,6 +17,7 @@ from toutates.backends.text.computing import Computing
 from toutates.backends.text.encoder import Encoder, Graph, Table
 from toutates.backends.text.folder import TextFolder, read_folder
 from toutates.backends.text.interface import Task, TextInfo, VectorForm
+from toutates.backends.text.poisoned import search_computing, search_encoder
 from toutates.backends.text.queue import TextQueue
 from toutates.backends.text.reading import Reader
 from toutates.backends.text.servable import TextServable
@@ -42,6 +43,7 @@ from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.signature import Signature, TensorSpec
 from toutates.system.errors import ConfigurationError, ModelLoadError
 from toutates.system.placement import Placement, Turns
+from toutates.system.poison import current
 
 __all__ = ["TextKind"]
 
@@ -201,10 +203,15 @@ class TextKind:
         in_module = (folder.transformer / "tokenizer.json").exists()
         tokenizer = load_tokenizer(folder.transformer if in_module else folder.path)
         encoder = self._encoder(model, configuration, folder, on_cpu=on_cpu)
+        poison = current()
+        if poison is not None:
+            search_encoder(encoder, model, poison)
         # A graph fails on an id that it has no vector for, and with it a batch of others' texts.
         vocabulary = min(tokenizer.vocabulary, encoder.tokens or folder.vocabulary or tokenizer.vocabulary)
         skip_ids = [found for word in folder.skip_tokens if (found := tokenizer.id_of(word)) is not None]
         computing = Computing(folder, encoder, skip_ids)
+        if poison is not None:
+            search_computing(computing, model, poison)
         reader = Reader(tokenizer, vocabulary, lower=folder.lower, takes_empty=not encoder.pads)
         limit = source.integer("max_tokens", folder.max_tokens, 1, folder.max_tokens)
         default_tokens = _SPARSE_TOKENS if folder.form is VectorForm.SPARSE else _BATCH_TOKENS

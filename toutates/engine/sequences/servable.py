@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
 from typing import Any, Final
+from weakref import WeakMethod
 
 import trio
 
@@ -24,6 +25,7 @@ from toutates.engine.alarm import Alarm
 from toutates.engine.calls import Calls, ModelCall, Outcome
 from toutates.engine.counters import VersionCounters
 from toutates.engine.lane import RowShapes
+from toutates.engine.poisoned import forgetting
 from toutates.engine.result import BatchResult, Outputs, PendingRequest, Timing
 from toutates.engine.sequences.port import SequencePort, SequenceRequest, SequenceWay
 from toutates.engine.sequences.row_calls import RowBatch, deliver, row_calls
@@ -46,6 +48,7 @@ from toutates.system.errors import (
     TooLate,
     Unavailable,
 )
+from toutates.system.poison import current
 from toutates.system.text import shown
 
 __all__ = ["SequenceBounds", "SequenceServable"]
@@ -130,6 +133,9 @@ class SequenceServable:
         self._wake: Callable[[], None] | None = None
         self._sleeps_until_ns = 0
         self._corrid = next((c for c in tensors.controls if c.kind is ControlKind.CORRID), None)
+        poison = current()
+        if poison is not None:
+            self._keep = forgetting(WeakMethod(self._keep), poison)  # type: ignore[method-assign, assignment]
 
     # --- requests in -------------------------------------------------------------------------------------------------
 
