@@ -115,7 +115,7 @@ SEQUENCE = model(
 
 BROKEN = {
     "no model": (b"nonsense", "", "onnxruntime cannot load 'model.onnx': "),
-    "config": (DOUBLE, "backend: supertensor\n", "config.yaml: batch_size: required key is missing"),
+    "config": (DOUBLE, "batch_size: 0\n", "config.yaml: batch_size: is not an integer from 1"),
     "shapes": (DOUBLE, CONFIG.format(1) + "input_shapes: {x: [-1, 3]}\n", "differs from a size that the graph fixes"),
     "allocator": (DOUBLE, CONFIG.format(1).replace("cpu", "cuda_pinned"), "page-locked memory needs the CUDA"),
     "type": (SEQUENCE, "", "which the inference protocol cannot carry"),

@@ -157,12 +157,13 @@ def test_the_table_cannot_be_changed() -> None:
         (ModelTable({}, complete=False), False),
         (ModelTable({"m": ModelEntry("m", {1: ready("m", 1)})}), True),
         (ModelTable({"m": ModelEntry("m", {1: ready("m", 1)})}, complete=False), False),
-        (ModelTable({"m": ModelEntry("m", {1: ready("m", 1), 2: broken(2)})}), False),
+        (ModelTable({"m": ModelEntry("m", {1: ready("m", 1), 2: broken(2)})}), True),
+        (ModelTable({"m": ModelEntry("m", {1: broken(1), 2: broken(2)})}), False),
         (ModelTable({"m": ModelEntry("m", {}, "no version directory")}), False),
     ],
-    ids=["empty", "loading", "ready", "ready and loading", "one broken version", "no version"],
+    ids=["empty", "loading", "ready", "ready and loading", "one broken version", "broken versions", "no version"],
 )
-def test_the_server_is_ready_once_every_version_is(table: ModelTable, is_ready: bool) -> None:
+def test_the_server_is_ready_once_every_model_is_served(table: ModelTable, is_ready: bool) -> None:
     assert table.ready is is_ready
 
 

@@ -155,13 +155,13 @@ class CurrentTable:
     def _show_all(self) -> None:
         shown = {name: _as_it_is(model, {}) for name, model in self._models.items()}
         self._shown = EntryMap.of(shown)
-        self._failed = {name for name, model in shown.items() if model.fails}
+        self._failed = {name for name, model in shown.items() if model.is_lacking}
         self._show_dependent(None)
 
     def _show(self, model: ModelEntry, problems: Mapping[ServedVersion, str]) -> None:
         shown = _as_it_is(model, problems)
         self._shown = self._shown.having(model.name, shown)
-        if shown.fails:
+        if shown.is_lacking:
             self._failed.add(model.name)
         else:
             self._failed.discard(model.name)

@@ -254,6 +254,17 @@ class ModelEntry:
         return bool(self.problem) or self.retried or any(map(_has_failed, self.versions.values()))
 
     @property
+    def is_lacking(self) -> bool:
+        """Whether it keeps the server from being ready: it fails, and no version of it is served.
+
+        A version that was never served takes nothing from clients while another one is. One that was served counts.
+        """
+        if not self.fails:
+            return False
+        lost = any(entry.served is not None and _has_failed(entry) for entry in self.versions.values())
+        return lost or not self.served()
+
+    @property
     def may_be_loaded(self) -> bool:
         """Of a model that is loaded on demand: whether nothing of it is served, but for what somebody has unloaded."""
         return not any(entry.served is not None or entry.reason == UNLOADED for entry in self.versions.values())
@@ -415,10 +426,10 @@ class ModelTable:
 
     @property
     def failed(self) -> list[str]:
-        """Names of the models of which something cannot be served that should be, sorted."""
+        """Names of the models that keep the server from being ready, sorted."""
         if self._failed is not None:
             return sorted(self._failed)
-        return [name for name, model in self.models.items() if model.fails]
+        return [name for name, model in self.models.items() if model.is_lacking]
 
     def _find_unready_reason(self) -> str:
         if not self.complete:

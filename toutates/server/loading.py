@@ -117,7 +117,7 @@ class FirstLoad:
         # Of what ONNX Runtime does apart from any session, only the loading of providers is worth a line; allocations
         # that fail come back as errors to those who asked for them.
         onnxruntime.set_default_logger_severity(4)
-        if self._options.exit_on_error and manager.table.failed:
+        if self._options.exit_on_error and any(model.fails for model in manager.table.models.values()):
             logger.critical("a model cannot be served, see above; the server ends, as --exit-on-error says")
             self._shutdown.failed = True
             return False

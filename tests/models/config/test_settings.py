@@ -255,11 +255,6 @@ def test_shapes_cannot_be_changed_after_reading(tmp_path: Path) -> None:
 
 # Each row: the file, then what its error must say: the key, the value as shown, and what to do.
 BAD = {
-    "backend missing": (config(backend=None), "backend", "required", "add `backend: supertensor`"),
-    "batch_size missing": (config(batch_size=None), "batch_size", "required", "add `batch_size: 64`"),
-    "capacity missing": (config(capacity=None), "capacity", "required", "add `capacity: 16`"),
-    "num_executors missing": (config(num_executors=None), "num_executors", "required", "add `num_executors: 1`"),
-    "allocator missing": (config(allocator=None), "allocator", "required", "add `allocator: cpu`"),
     "another backend": (config(backend="triton"), "backend", "'triton'", "write `backend: supertensor`"),
     "unknown allocator": (config(allocator="gpu"), "allocator", "'gpu'", "cpu or cuda_pinned"),
     "allocator a list": (config(allocator="[cpu]"), "allocator", "['cpu']", "cpu or cuda_pinned"),
@@ -337,8 +332,6 @@ BAD = {
 
 # Files that are refused as a whole: what the error says of the place, and what to do.
 UNREADABLE = {
-    "empty": ("", "is empty", "write the settings, or remove the file"),
-    "only a comment": ("# later\n", "is empty", "write the settings, or remove the file"),
     "a list": ("- backend\n", "is not a mapping (got ['backend'])", "write `key: value` lines"),
     "a text": ("x" * 1000, "is not a mapping", "write `key: value` lines"),
     "syntax error": ("backend: supertensor\nbatch_size: [1\n", "line 3", "correct the YAML there"),
@@ -440,10 +433,24 @@ def test_a_file_that_is_no_mapping_is_refused_by_file_place_and_remedy(
 
 def test_all_problems_of_a_file_are_reported_at_once_one_line_each(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        load(tmp_path, config("typo: 1\n", batch_size="0", allocator=None))
+        load(tmp_path, config("typo: 1\n", batch_size="0", allocator="other"))
     lines = str(caught.value).splitlines()
     assert [line.split(": ")[1] for line in lines] == ["batch_size", "allocator", "typo"]
     assert all(line.startswith(str(tmp_path / "config.yaml")) for line in lines)
+
+
+@pytest.mark.parametrize("text", ["", "# later\n", "{}\n", "capacity: 16\n", "allocator: cpu\n"])
+def test_no_key_is_required(tmp_path: Path, text: str) -> None:
+    assert load(tmp_path, text) == ModelSettings()
+
+
+@pytest.mark.parametrize(
+    ("key", "default"),
+    [("backend", "supertensor"), ("batch_size", 64), ("capacity", 16), ("num_executors", 1), ("allocator", "cpu")],
+)
+def test_a_wrong_value_is_refused_with_the_default(tmp_path: Path, key: str, default: object) -> None:
+    with pytest.raises(ConfigurationError, match=f"`{key}: {default}`"):
+        load(tmp_path, f"{key}: [wrong]\n")
 
 
 def test_a_flood_of_problems_is_cut_short(tmp_path: Path) -> None:

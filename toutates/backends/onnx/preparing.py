@@ -26,6 +26,7 @@ from toutates.engine.padded.padding import Padding
 from toutates.engine.ragged.ragged import Ragged
 from toutates.models.config.configuration import VersionConfiguration
 from toutates.models.config.declared import Declared
+from toutates.models.config.other_contents import what_it_is
 from toutates.models.config.padding import padding_of, padding_warnings, with_made_mask
 from toutates.models.config.ragged import RaggedKeys, ragged_of
 from toutates.models.config.settings import ModelSettings
@@ -216,6 +217,10 @@ def check_allocator(settings: ModelSettings, providers: Sequence[str], source: P
         )
 
 
+#: How ONNX Runtime begins to complain of weights in files of their own.
+_EXTERNAL: Final = re.compile(r"[Ee]xternal|escapes|outside")
+
+
 @contextmanager
 def explained(folder: VersionFolder) -> Iterator[None]:
     """A block that loads a graph. If its file, or one beside it (its weights), may not be read, the error says so.
@@ -231,11 +236,25 @@ def explained(folder: VersionFolder) -> Iterator[None]:
     except ModelLoadError as error:
         # ONNX Runtime says of a file without permission that it does not exist.
         _check_readable(folder.model_path)
+        if taken := what_it_is(folder.model_path):
+            raise ModelLoadError(f"'{folder.model_path}' {taken}") from error
         # Of its weights it names neither the file nor what is wrong with it.
         if re.search(r"SystemError : 13\b|[Pp]ermission denied", str(error)):
             for path in islice(folder.path.rglob("*"), _MAX_FILES):
                 _check_readable(path)
+        for path in islice(folder.path.rglob("*"), _MAX_FILES):
+            if path != folder.model_path and path.is_file() and (taken := what_it_is(path, is_graph=False)):
+                raise ModelLoadError(f"'{path}' {taken}") from error
+            if _EXTERNAL.search(str(error)) and path.is_symlink() and _leaves(path, folder.path):
+                raise ModelLoadError(
+                    f"'{path}' is a link that leads out of the version's directory, from where ONNX Runtime reads no "
+                    "weights; put the file itself, or a hard link to it, in its place"
+                ) from error
         raise
+
+
+def _leaves(path: Path, folder: Path) -> bool:
+    return not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
 def _check_readable(path: Path) -> None:

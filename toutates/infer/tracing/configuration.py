@@ -65,7 +65,7 @@ def read_trace_options(
     for it: the variable may be set for every process of the machine.
 
     Raises:
-        ConfigurationError: a flag cannot be used, or asks for traces that would go nowhere.
+        ConfigurationError: a flag cannot be used. One that asks for traces that would go nowhere has a warning.
     """
     if OFF in levels and len(levels) > 1:
         raise ConfigurationError(
@@ -86,11 +86,9 @@ def read_trace_options(
             raise
         return TraceOptions(None, str(error), "", defaults, (f"nothing can be traced: {error}",))
     if url is None and asked_for:
-        raise ConfigurationError(
-            "needs a collector to send traces to",
-            key=asked_for,
-            remedy=f"add {ENDPOINT_FLAG} URL, or set {_BASE_ENDPOINT}",
-        )
+        problem = f"{asked_for}: nothing is traced, because there is no collector to send traces to"
+        warning = f"{problem}; add {ENDPOINT_FLAG} URL, or set {_BASE_ENDPOINT}"
+        return TraceOptions(None, NO_ENDPOINT, "", defaults, (warning,))
     warnings = () if url is None else _warnings(environment, by_flag=endpoint is not None)
     return TraceOptions(url, NO_ENDPOINT if url is None else "", asked_for, defaults, warnings)
 

@@ -24,6 +24,14 @@ __all__ = [
 _GRAPH_SUFFIX: Final = ".onnx"
 #: The other usual suffix.
 _MISNAMED: Final = "config.yml"
+#: Names of configurations that are read, or that have an error of their own.
+_READ: Final = (PBTXT_NAME, CONFIG_NAME, _MISNAMED)
+#: Names that people and editors give a configuration.
+_ALIKE: Final = frozenset(
+    {"config.prototxt", "config.textproto", "config.pb.txt", "config.txtpb", "config.txt", *_READ}
+)
+#: Ends of names of copies that are kept on purpose.
+_COPIES: Final = ("~", ".bak", ".orig", ".old", ".swp", ".example", ".disabled", ".tmp", ".save")
 #: Directories that are looked into for a repository within.
 _MAX_LOOKED_INTO: Final = 100
 
@@ -78,7 +86,10 @@ def loose_configurations(model: Path, names: Collection[str], versions: Collecti
         names: of what is in it.
         versions: that are there.
     """
-    found = []
+    found = [_look_alike(model / name, PBTXT_NAME) for name in sorted(names) if _is_like(name)]
+    for number in versions:
+        folder = model / str(number)
+        found += [_look_alike(folder / name, CONFIG_NAME) for name in _files(folder) if _is_like(name)]
     for name in (CONFIG_NAME, _MISNAMED):
         if name in names:
             newest = model / str(max(versions, default=1))
@@ -95,6 +106,29 @@ def loose_configurations(model: Path, names: Collection[str], versions: Collecti
                 f"'{own}' is not read, because a {PBTXT_NAME} lies beside the directories of versions; {remedy}"
             )
     return found
+
+
+def _is_like(name: str) -> bool:
+    """Whether a file's name is like that of a configuration, and none that is read, nor a copy that somebody keeps."""
+    small = name.lower()
+    if name in _READ or not small.startswith("config") or small.endswith(_COPIES):
+        return False
+    return small in _ALIKE or bool(get_close_matches(small, _READ, n=1, cutoff=0.8))
+
+
+def _look_alike(path: Path, right: str) -> str:
+    name = PBTXT_NAME if "pb" in path.name.lower() or "proto" in path.name.lower() else right
+    where = (
+        f"beside the directories of versions as {name}" if name == PBTXT_NAME else f"beside the model's file as {name}"
+    )
+    return f"'{path}' is not read, because of its name; a configuration lies {where}: rename it, or remove it"
+
+
+def _files(path: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(path))
+    except OSError:
+        return []
 
 
 def right_path_for_file(path: Path) -> str:

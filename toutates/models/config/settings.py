@@ -330,9 +330,9 @@ def load_settings(
         _refuse_misnamed(source)
         return None
     known = _KNOWN.get(data)
-    if known is not None and known.backend in backends:
+    if known is not None and (not known.backend or known.backend in backends):
         return known
-    values = mapping_of(data, source)
+    values = mapping_of(data, source, may_be_empty=True)
     problems = Problems(source)
     section = Section(values, problems)
     is_ensemble = values.get("backend") == ENSEMBLE and ENSEMBLE in backends
@@ -375,13 +375,13 @@ def _model_settings(section: Section, backends: Sequence[str]) -> ModelSettings:
     defaults = ModelSettings()
     batching = section.optional_flag("batching")
     settings = ModelSettings(
-        backend=section.choice("backend", backends),
-        batch_size=section.integer("batch_size", MAX_BATCH_SIZE, defaults.batch_size),
-        capacity=section.integer("capacity", MAX_CAPACITY, defaults.capacity),
+        backend=section.optional_choice("backend", backends) or defaults.backend,
+        batch_size=section.optional_integer("batch_size", MAX_BATCH_SIZE, defaults.batch_size) or defaults.batch_size,
+        capacity=section.optional_integer("capacity", MAX_CAPACITY, defaults.capacity) or defaults.capacity,
         capacity_bytes=section.optional_integer("capacity_bytes", MAX_CAPACITY_BYTES, 2**30),
         max_queue_size=section.optional_integer("max_queue_size", MAX_QUEUE_SIZE, 100, lowest=0) or 0,
-        num_executors=section.integer("num_executors", MAX_EXECUTORS, defaults.num_executors),
-        allocator=cast(Allocator, section.choice("allocator", _ALLOCATORS)),
+        num_executors=section.optional_integer("num_executors", MAX_EXECUTORS, 1) or defaults.num_executors,
+        allocator=cast(Allocator, section.optional_choice("allocator", _ALLOCATORS) or defaults.allocator),
         input_shapes=section.shapes("input_shapes"),
         output_shapes=section.shapes("output_shapes"),
         profiling=_profiling(section.mapping("profiling", "profiling: {file_prefix: ort_profile}")),

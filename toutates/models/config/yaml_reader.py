@@ -69,17 +69,18 @@ def read_file(source: Path) -> bytes | None:
     return read_small_file(source, _MAX_FILE_BYTES)
 
 
-def mapping_of(data: bytes, source: Path) -> dict[str, YamlValue]:
+def mapping_of(data: bytes, source: Path, *, may_be_empty: bool = False) -> dict[str, YamlValue]:
     """The mapping that a file's bytes are.
 
     Args:
         data: all of the file.
         source: the file, for errors.
+        may_be_empty: whether a file without any key is a mapping too.
 
     Raises:
         ConfigurationError: as ``read_mapping``.
     """
-    return _read(data, source, _mapping)
+    return _read(data, source, _mapping, may_be_empty=may_be_empty)
 
 
 def read_nodes(source: Path) -> list[tuple[yaml.Node, yaml.Node]] | None:
@@ -96,9 +97,18 @@ def read_nodes(source: Path) -> list[tuple[yaml.Node, yaml.Node]] | None:
     return None if data is None else _read(data, source, lambda node: list(node.value), shows_value=False)
 
 
-def _read(data: bytes, source: Path, convert: Callable[[yaml.MappingNode], _T], *, shows_value: bool = True) -> _T:
+def _read(
+    data: bytes,
+    source: Path,
+    convert: Callable[[yaml.MappingNode], _T],
+    *,
+    shows_value: bool = True,
+    may_be_empty: bool = False,
+) -> _T:
     try:
         node = yaml.compose(data.decode(), Loader=_NodeLoader)
+        if node is None and may_be_empty:
+            node = yaml.MappingNode("tag:yaml.org,2002:map", [])
         if node is None:
             raise ConfigurationError("is empty", source=source, remedy="write the settings, or remove the file")
         if not isinstance(node, yaml.MappingNode):

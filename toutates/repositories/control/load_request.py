@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from google.protobuf import json_format
 
@@ -36,14 +36,29 @@ def override_of(name: str, text: str) -> TritonConfiguration:
         raise InvalidRequest(f"{failed(name)}: load parameter 'config' has more than {_MAX_CONFIG} characters")
     config = ModelConfig()
     try:
-        json_format.Parse(text, config)
+        document = json.loads(text)
+        if not isinstance(document, dict):
+            raise ValueError("it is no object; write `{...}`")
+        json_format.ParseDict(_with_lists(document), config)
     except (json_format.ParseError, ValueError, TypeError, RecursionError) as error:
         shown = one_line(with_client_names(str(error)), 300)
         raise InvalidRequest(
             f"{failed(name)}: load parameter 'config' is not a ModelConfig in JSON: {shown}"
         ) from error
     try:
-        says = _BATCH_SIZE_NAMES & json.loads(text).keys()
+        says = _BATCH_SIZE_NAMES & document.keys()
         return triton_configuration(config, name, Path("config"), says_batch_size=bool(says))
     except ConfigurationError as error:
         raise InvalidRequest(f"{failed(name)}: {error}") from error
+
+
+def _with_lists(document: dict[str, Any]) -> dict[str, Any]:
+    """The members of a ModelConfig, with a list of one where an object stands for a list, as Triton takes it."""
+    fields = ModelConfig.DESCRIPTOR.fields
+    lists = {
+        name
+        for field in fields
+        if field.is_repeated and field.message_type is not None and not field.message_type.GetOptions().map_entry
+        for name in (field.name, field.json_name)
+    }
+    return {key: [value] if key in lists and isinstance(value, dict) else value for key, value in document.items()}

@@ -1,0 +1,93 @@
+"""Files that are almost right: in the place of a graph, or named like a configuration; versions being filled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import models
+from tests.e2e.http import Answer, get, peer_of, post
+from tests.e2e.process import run, running
+from tests.waiting import wait_until
+
+INSTEAD = {
+    "lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n", "is a pointer of Git LFS"),
+    "page": (b"\n<!DOCTYPE html><html><body>log in</body></html>", "is an HTML page"),
+    "error": (b'<?xml version="1.0"?><Error><Code>AccessDenied</Code></Error>', "is XML"),
+    "zipped": (b"\x1f\x8b\x08\x00" + b"\0" * 20, "is compressed by gzip"),
+}
+
+
+def test_what_lies_in_the_place_of_a_graph_is_called_what_it_is(tmp_path: Path) -> None:
+    for name, (content, _) in INSTEAD.items():
+        models.add_model(tmp_path, name, content)
+    checked = run("check", str(tmp_path))
+    assert checked.returncode == 1
+    for _, said in INSTEAD.values():
+        assert said in checked.stdout
+
+
+def test_names_like_those_of_configurations_are_named(tmp_path: Path) -> None:
+    models.add_model(tmp_path, "m", models.negating_model(1))
+    alike = ["config.pbtxt.txt", "Config.pbtxt", "config.prototxt", "1/config.yaml.txt", "1/Config.yaml"]
+    kept = ["config.pbtxt.bak", "config.pbtxt~", "README.md", "labels.txt"]
+    for name in (*alike, *kept):
+        (tmp_path / "m" / name).write_text("max_batch_size: 3\n")
+    checked = run("check", str(tmp_path))
+    for name in alike:
+        assert f"{name}' is not read" in checked.stdout
+    for name in kept:
+        assert f"{name}' is not read" not in checked.stdout
+
+
+def test_a_version_that_was_never_served_leaves_the_server_ready(tmp_path: Path) -> None:
+    repository, log = tmp_path / "models", tmp_path / "log"
+    log.mkdir()
+    models.add_model(repository, "m", models.negating_model(1))
+    flags = ("--http-addr", "127.0.0.1:0", "--model-control-mode", "poll", "--repository-poll-secs", "1")
+    with running(repository, log, flags) as process, peer_of(process.rest_port) as peer:
+        (repository / "m" / "2").mkdir()
+
+        def index() -> list[dict[str, str]]:
+            answer: list[dict[str, str]] = peer.ask(post("/v2/repository/index", "{}")).document
+            return answer
+
+        wait_until(lambda: len(index()) == 2)
+        assert [entry["state"] for entry in index()] == ["READY", "UNAVAILABLE"]
+        assert peer.ask(get("/v2/health/ready")).status == 200
+
+
+@pytest.mark.parametrize("text", ["[]", "", '""', "3", "null"])
+def test_the_configuration_of_a_load_is_an_object(tmp_path: Path, text: str) -> None:
+    with loads(tmp_path) as load:
+        answer = load(text)
+    assert answer.status == 400
+    assert "load parameter 'config' is not a ModelConfig in JSON" in answer.document["error"]
+
+
+def test_an_instance_group_may_be_one_object(tmp_path: Path) -> None:
+    with loads(tmp_path) as load:
+        assert load(json.dumps({"instance_group": {"count": 2, "kind": "KIND_CPU"}})).status == 200
+        [group] = load(None).document["instance_group"]
+    assert (group["count"], group["kind"]) == (2, "KIND_CPU")
+
+
+@contextmanager
+def loads(tmp_path: Path) -> Iterator[Callable[[str | None], Answer]]:
+    """A server, and what loads a model of it with a configuration, or returns the one that it has for None."""
+    repository, log = tmp_path / "models", tmp_path / "log"
+    log.mkdir()
+    models.add_model(repository, "m", models.negating_model(1))
+    flags = ("--http-addr", "127.0.0.1:0", "--model-control-mode", "explicit")
+    with running(repository, log, flags) as process, peer_of(process.rest_port) as peer:
+
+        def ask(text: str | None) -> Answer:
+            if text is None:
+                return peer.ask(get("/v2/models/m/config"))
+            return peer.ask(post("/v2/repository/models/m/load", json.dumps({"parameters": {"config": text}})))
+
+        yield ask
