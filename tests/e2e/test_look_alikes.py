@@ -61,6 +61,20 @@ def test_a_version_that_was_never_served_leaves_the_server_ready(tmp_path: Path)
         assert peer.ask(get("/v2/health/ready")).status == 200
 
 
+def test_a_model_in_two_repositories_leaves_the_others_served(tmp_path: Path) -> None:
+    first, second, log = tmp_path / "first", tmp_path / "second", tmp_path / "log"
+    log.mkdir()
+    for root, name in ((first, "double"), (second, "double"), (first, "a"), (second, "b")):
+        models.add_model(root, name, models.negating_model(1))
+    flags = ("--http-addr", "127.0.0.1:0", "--model-repository", str(second))
+    with running(first, log, flags) as process, peer_of(process.rest_port) as peer:
+        index = {entry["name"]: entry for entry in peer.ask(post("/v2/repository/index", "{}")).document}
+        assert index["a"]["state"] == index["b"]["state"] == "READY"
+        assert index["double"]["state"] == "UNAVAILABLE"
+        assert "it is in two repositories" in index["double"]["reason"]
+        assert f"'{second / 'double'}'" in process.log
+
+
 @pytest.mark.parametrize("text", ["[]", "", '""', "3", "null"])
 def test_the_configuration_of_a_load_is_an_object(tmp_path: Path, text: str) -> None:
     with loads(tmp_path) as load:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -212,11 +213,16 @@ def test_a_model_asked_for_that_is_not_there_is_refused_by_the_flag_that_asked(
         assert str(caught.value) == f"{flag}: no such model in the repository (got 'resnet5'); {remedy}"
 
 
-def test_two_models_of_one_name_are_refused_with_both_paths(root: Path, tmp_path: Path) -> None:
+def test_two_models_of_one_name_are_told_with_both_paths_and_refused_where_all_must_answer(
+    root: Path, tmp_path: Path
+) -> None:
     (tmp_path / "other" / "m" / "1").mkdir(parents=True)
     repositories = open_repositories([root, tmp_path / "other"], cache_root=None, cache_size=1)
-    with pytest.raises(ConfigurationError, match=rf"'m' is in two repositories: '{root}/m' and '{tmp_path}/other/m'"):
-        find_models(repositories)
+    said = f"is in two repositories: '{root}/m' and '{tmp_path}/other/m'"
+    with pytest.raises(ConfigurationError, match=said):
+        trio.run(partial(look_first, repositories, all_must_answer=True))
+    [double] = [folder for _, folder in find_models(repositories) if folder.name == "m"]
+    assert said in double.problem
     assert [folder.name for _, folder in find_models(repositories, ["n"])] == ["n"]
 
 

@@ -93,8 +93,8 @@ async def look_first(
         cpus: where threads run, see ``placement.running_on``.
 
     Raises:
-        ConfigurationError: two repositories have a model of one name; none has one that was asked for, and all have
-            answered; or all must answer, and one has not.
+        ConfigurationError: none has one that was asked for, and all have answered; or all must answer, and one has
+            not, or two have a model of one name.
     """
     asking = _Asking(repositories, only, waiting or Waiting(), cpus, all_must_answer=all_must_answer)
     await asking.ask()
@@ -120,8 +120,23 @@ async def look_first(
         problem = f"no model repository that answers has it; {said} could not be asked"
         found.append((late[0].repository, ModelFolder(name, Path(name), problem=problem, source=name)))
     found.sort(key=lambda pair: pair[1].name)
-    refuse_duplicates(folder for _, folder in found)
-    return FirstLook(found, late)
+    if all_must_answer:
+        refuse_duplicates(folder for _, folder in found)
+    return FirstLook(_without_doubles(found), late)
+
+
+def _without_doubles(found: Sequence[tuple[Repository, ModelFolder]]) -> list[tuple[Repository, ModelFolder]]:
+    """The models, with one that cannot be served in place of two of the same name."""
+    by_name: dict[str, tuple[Repository, ModelFolder]] = {}
+    for repository, folder in found:
+        first, other = by_name.setdefault(folder.name, (repository, folder))
+        if other is not folder:
+            problem = (
+                f"it is in two repositories: '{other.source or other.path}' and '{folder.source or folder.path}'; "
+                "rename or remove one of them"
+            )
+            by_name[folder.name] = (first, ModelFolder(folder.name, other.path, problem=problem, source=other.source))
+    return list(by_name.values())
 
 
 class _Asking:
