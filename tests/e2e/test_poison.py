@@ -45,6 +45,7 @@ SIGNATURE = Signature(
         TensorSpec("y", BY_NAME["FP32"], (4,)),
         TensorSpec("mean", BY_NAME["FP32"], (1,)),
         TensorSpec("is_positive", BY_NAME["BOOL"], (1,)),
+        TensorSpec("level", BY_NAME["UINT8"], (1,)),
     ),
     batched=True,
 )
@@ -68,7 +69,7 @@ class Careless:
         lane = batch.lane
         assert isinstance(lane, PackedLane)
         x: Any = lane.inputs(batch, first, rows)[0]
-        y, mean, is_positive = lane.outputs(batch, first, rows)
+        y, mean, is_positive, level = lane.outputs(batch, first, rows)
         if self._leaves == "row":
             y[:-1] = x[:-1]
         elif self._leaves == "part":
@@ -81,6 +82,7 @@ class Careless:
             mean[:] = x.mean(1, keepdims=True)
         if self._leaves != "flag":
             is_positive[:] = mean > 0
+            level[:] = 7
         self.ended_ns = time.monotonic_ns()
         return lane.take_outputs(batch, first, rows)
 
@@ -137,43 +139,44 @@ def clients(inside: Inside) -> Iterator[tuple[Any, Any]]:
         yield over_grpc, over_rest
 
 
-def unary(inside: Inside, model: str) -> Any:
+def unary(inside: Inside, model: str, output: str = "y") -> Any:
     with clients(inside) as (client, _):
-        return client.infer(model, inputs_of(grpc_client)).as_numpy("y")
+        return client.infer(model, inputs_of(grpc_client)).as_numpy(output)
 
 
-def stream(inside: Inside, model: str) -> Any:
+def stream(inside: Inside, model: str, output: str = "y") -> Any:
     with triton_stream(f"127.0.0.1:{inside.port}") as (client, answers):
         client.async_stream_infer(model, inputs_of(grpc_client))
         [(answer, error)] = answers_of(answers, 1)
         if error is not None:
             raise error
-        return answer.as_numpy("y")
+        return answer.as_numpy(output)
 
 
-def rest(inside: Inside, model: str, *, binary: bool) -> Any:
+def rest(inside: Inside, model: str, output: str, *, binary: bool) -> Any:
     wanted = [http_client.InferRequestedOutput(output.name, binary_data=binary) for output in SIGNATURE.outputs]
     with clients(inside) as (_, client):
-        return client.infer(model, inputs_of(http_client, binary=binary), outputs=wanted).as_numpy("y")
+        return client.infer(model, inputs_of(http_client, binary=binary), outputs=wanted).as_numpy(output)
 
 
-def json_rest(inside: Inside, model: str) -> Any:
-    return rest(inside, model, binary=False)
+def json_rest(inside: Inside, model: str, output: str = "y") -> Any:
+    return rest(inside, model, output, binary=False)
 
 
-def binary_rest(inside: Inside, model: str) -> Any:
-    return rest(inside, model, binary=True)
+def binary_rest(inside: Inside, model: str, output: str = "y") -> Any:
+    return rest(inside, model, output, binary=True)
 
 
-def shared(inside: Inside, model: str) -> Any:
+def shared(inside: Inside, model: str, output: str = "y") -> Any:
     """Through regions of shared memory, which are as they were after a request that has failed."""
-    sizes = {"y": ROWS.nbytes, "mean": 8, "is_positive": 2}
+    sizes = {"y": ROWS.nbytes, "mean": 8, "is_positive": 2, "level": 2}
     handle = shared_memory.create_shared_memory_region("poison", "/toutates-poison", sum(sizes.values()))
     try:
         with clients(inside) as (client, _):
             client.register_system_shared_memory("poison", "/toutates-poison", sum(sizes.values()))
-            wanted, at = [], 0
+            wanted, at, places = [], 0, {}
             for name, size in sizes.items():
+                places[name] = slice(at, at + size)
                 wanted.append(grpc_client.InferRequestedOutput(name))
                 wanted[-1].set_shared_memory("poison", size, at)
                 at += size
@@ -185,7 +188,9 @@ def shared(inside: Inside, model: str) -> Any:
                 raise
             finally:
                 client.unregister_system_shared_memory()
-            return np.array(shared_memory.get_contents_as_numpy(handle, np.float32, [2, 4]))
+            whole = np.array(shared_memory.get_contents_as_numpy(handle, np.uint8, [sum(sizes.values())]))
+            found = whole[places[output]]
+            return found.view(np.float32).reshape(ROWS.shape) if output == "y" else found
     finally:
         shared_memory.destroy_shared_memory_region(handle)
 
@@ -237,22 +242,31 @@ def test_a_tensor_between_the_steps_of_an_ensemble_is_searched(careless: Path, m
     assert serve(careless, visit, finds=member != "nothing") == 0
 
 
+#: In JSON any BOOL but 0 is ``true``, whatever its byte is.
+SHORT = [
+    (ask, output)
+    for ask in (unary, stream, json_rest, binary_rest, shared)
+    for output in ("is_positive", "level")
+    if (ask, output) != (json_rest, "is_positive")
+]
+
+
 def test_outputs_below_four_bytes_are_compared_between_two_servers(
     careless: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers: dict[str, list[bytes]] = {"flag": [], "nothing": []}
+    answers: dict[tuple[str, int], list[bytes]] = {}
 
     def visit(inside: Inside) -> None:
-        with clients(inside) as (client, _):
-            for model, of_model in answers.items():
-                answer = client.infer(model, inputs_of(grpc_client))
-                of_model.append(answer.as_numpy("is_positive").tobytes())
+        for model in ("flag", "nothing"):
+            for at, (ask, output) in enumerate(SHORT):
+                answers.setdefault((model, at), []).append(ask(inside, model, output).tobytes())
 
     for pattern in PATTERNS:
         monkeypatch.setenv(VARIABLE, pattern)
-        assert serve(careless, visit) == 0
-    assert follows((answers["flag"][0], answers["flag"][1]))
-    assert not follows((answers["nothing"][0], answers["nothing"][1]))
+        assert serve(careless, visit, allow_client_shm=True) == 0
+    for (model, at), (first, second) in answers.items():
+        assert len(first) == len(second) == len(ROWS)
+        assert follows((first, second)) is (model == "flag"), SHORT[at]
 
 
 NEG_AND_INPUT = graph(

@@ -30,6 +30,7 @@ from tests.ensembles import add_graph
 from tests.text_models import encoder_graph, make_folder, save_weights, table
 from toutates.backends.onnx.session import ModelSession
 from toutates.backends.text.encoder import Graph, Table
+from toutates.engine.cache.port import CachingPort
 from toutates.engine.lane import PackedLane
 from toutates.system.address import Address
 from toutates.system.poison import Poison, current
@@ -174,6 +175,31 @@ def test_an_answer_that_was_refused_is_not_in_the_cache(
         leaves.clear()
         for _ in range(2):
             np.testing.assert_array_equal(ask(inside, "double").as_numpy("y"), [[0, 2, 4, 6], [8, 10, 12, 14]])
+
+    assert serve(tmp_path, visit, finds=True, response_cache_bytes=1 << 20) == 0
+
+
+def test_an_answer_that_was_kept_is_searched_when_it_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_graph(tmp_path, "double", DOUBLE, config=CACHED)
+    keep = CachingPort._keep
+
+    def keep_wrongly(port: CachingPort, key: bytes, parts: Any) -> Any:
+        insert = port._cache.insert
+
+        def insert_another(key: bytes, outputs: Any, *more: Any) -> Any:
+            array = np.empty(len(outputs.data[0]), np.uint8)
+            poison_of_test().fill(array)
+            return insert(key, dataclasses.replace(outputs, data=(array.tobytes(),)), *more)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(port._cache, "insert", insert_another)
+            return keep(port, key, parts)
+
+    monkeypatch.setattr(CachingPort, "_keep", keep_wrongly)
+
+    def visit(inside: Inside) -> None:
+        np.testing.assert_array_equal(ask(inside, "double").as_numpy("y"), [[0, 2, 4, 6], [8, 10, 12, 14]])
+        refused(inside, "double", "y", "double")
 
     assert serve(tmp_path, visit, finds=True, response_cache_bytes=1 << 20) == 0
 

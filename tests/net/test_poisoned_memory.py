@@ -60,6 +60,11 @@ def test_memory_that_grows_is_filled_from_where_it_ended() -> None:
     message.drop()
 
 
+def test_what_is_too_small_for_the_pool_is_filled_too() -> None:
+    assert PoisonedPool(1 << 20, POISON).small(32) == POISON.pattern * 2
+    assert MemoryPool(1 << 20).small(32) == bytes(32)
+
+
 @pytest.mark.parametrize("on", [True, False])
 def test_a_worker_has_such_a_pool_in_that_mode_alone(on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "1" if on else "0")

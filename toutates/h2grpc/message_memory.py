@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 from collections import deque
-from typing import Final
+from typing import ClassVar, Final
 
 from toutates.h2grpc.vector import Vector
 
@@ -202,6 +202,9 @@ class MemoryPool:
     """
 
     __slots__ = ("_idle_since_ns", "_most_bytes", "_read", "_spare", "_used", "kept_bytes", "lent")
+
+    #: makes what is too small to be kept
+    small: ClassVar[type[bytearray]] = bytearray
 
     def __init__(self, most_bytes: int = POOL_BYTES) -> None:
         self._most_bytes = most_bytes

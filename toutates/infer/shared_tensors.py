@@ -225,7 +225,7 @@ class SharedInputs:
         end = spans[-1] if spans else 0
         self._pool = worker.message_memory
         self._memory = self._pool.take_whole(end) if end >= POOLED_BYTES else None
-        self.buffer: Any = bytearray(end) if self._memory is None else self._memory
+        self.buffer: Any = self._pool.small(end) if self._memory is None else self._memory
         if contents:
             of_request = iter(contents)
             for at, given in enumerate(tensors.inputs):

@@ -38,6 +38,12 @@ class PoisonedPool(MemoryPool):
             _fill(self._poison, memory)
         return memory
 
+    def small(self, size: int) -> bytearray:  # type: ignore[override]  # which the type itself is there
+        """See ``MemoryPool``."""
+        memory = bytearray(size)
+        _fill(self._poison, memory)
+        return memory
+
     def grow(self, memory: MessageMemory, size: int) -> None:
         """See ``MemoryPool``."""
         before = memory.capacity
