@@ -78,7 +78,7 @@ source. It is accepted, and not shown by `--help`.
 
 #: What the page says of a setting beside the one line of ``--help``.
 DETAILS = {
-    "api-key-file": "On SIGHUP the file is read again; see [keys](text-apis.md#keys)",
+    "api-key-file": "It is read again when it is replaced; see [keys](text-apis.md#keys)",
     "access-file": "It is read again when it changes; see [access.md](access.md)",
     "metrics-models": "See [many models](metrics.md#many-models)",
     "traffic-file": "It is read again when it changes; see [traffic.md](traffic.md)",
@@ -134,7 +134,7 @@ DETAILS = {
     "grpc-reflection": "With `false` its methods are unknown; see [Access](operating.md#access)",
     "grpc-compression": "Inference responses only",
     "server-id": "Some clients require the default",
-    "tls-cert": "On SIGHUP the files are read again, without dropping connections; see [TLS](operating.md#tls)",
+    "tls-cert": "They are read again when they are replaced, without dropping connections; see [TLS](operating.md#tls)",
     "trace-endpoint": (
         "Needs `toutates[otel]`. TraceSetting changes all but this while the server runs. See [tracing](tracing.md)"
     ),

@@ -185,8 +185,11 @@ def test_a_wrong_key_is_an_authentication_error_until_the_file_says_otherwise(
     server.process.send_signal(signal.SIGHUP)
     wait_until(lambda: not error_of("sk-second"))
     keys.write_text("")
-    server.process.send_signal(signal.SIGHUP)
     wait_until(lambda: "has no key" in server.log)
+    assert not error_of("sk-first")
+    # A key that is taken out of the file is good no more, without a signal.
+    keys.write_bytes(b"\xef\xbb\xbfsk-first\n")
+    wait_until(lambda: error_of("sk-second") == "invalid_api_key")
     assert not error_of("sk-first")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import os
 import signal
 import socket
@@ -424,6 +425,37 @@ def test_what_cannot_be_loaded_leaves_the_old_certificate_in_use(repository: Pat
         assert "Traceback" not in process.log
 
 
+@pytest.mark.parametrize("more", [[], ["--processes", "2", "--metrics-tls", "on"]])
+def test_files_that_are_swapped_as_kubernetes_swaps_them_are_used_without_a_signal(
+    repository: Path, tmp_path: Path, more: list[str]
+) -> None:
+    """The key comes after its certificate, and both begin with a byte order mark."""
+    secret = tmp_path / "secret"
+    for folder in (secret, secret / "..1", secret / "..2"):
+        folder.mkdir()
+    first, second = issue(secret / "..1"), issue(secret / "..2")
+    (secret / "..data").symlink_to("..1")
+    for path in (first.cert, first.key):
+        path.write_bytes(codecs.BOM_UTF8 + path.read_bytes())
+        (secret / path.name).symlink_to(f"..data/{path.name}")
+    served = Files(secret / first.cert.name, secret / first.key.name, first.ca)
+    with running(repository, tmp_path, [*MODELS, *served.server_flags(), *more]) as process:
+        serial = serial_number(process)
+        loaded = process.log.count("TLS with the certificate")
+        copies = 3 if more else 1  # of both processes and their parent
+        key = second.key.read_bytes()
+        second.key.write_bytes(b"")
+        (secret / "..tmp").symlink_to("..2")
+        os.rename(secret / "..tmp", secret / "..data")
+        wait_until(lambda: "holds no private key" in process.log)
+        assert serial_number(process) == serial
+        second.key.write_bytes(key)
+        new_serial_number(process, [serial])
+        wait_until(lambda: process.log.count("TLS with the certificate") == loaded + copies)
+        assert process.stop() == 0
+        assert "Traceback" not in process.log
+
+
 def test_a_reload_takes_a_new_authority_for_clients(repository: Path, tmp_path: Path) -> None:
     files = issue(tmp_path)
     stranger = issue(tmp_path, "stranger", authority=STRANGER)
@@ -441,7 +473,7 @@ def test_a_reload_takes_a_new_authority_for_clients(repository: Path, tmp_path: 
 def test_sighup_without_tls_is_logged_and_ignored(server: ServerProcess) -> None:
     count = server.log.count("SIGHUP")
     server.process.send_signal(signal.SIGHUP)
-    wait_until(lambda: server.log.count("SIGHUP: there is nothing to reload without --tls-cert") > count)
+    wait_until(lambda: server.log.count("SIGHUP: there is nothing to read again") > count)
     with client_of(server, None) as client:
         assert client.is_server_live()
 

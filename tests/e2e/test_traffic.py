@@ -343,7 +343,13 @@ def test_changed_file_is_read_and_a_broken_one_changes_nothing(tmp_path: Path) -
         wait_until(lambda: answer(client, "live") == 9)
         assert requests.get(url, timeout=120).json()["problem"] == ""
         assert server.log.count("no model 'nowhere'") == 1
+        # A file that is missing or empty changes nothing; one that says that there are no rules does.
         file.unlink()
+        wait_until(lambda: "is missing" in requests.get(url, timeout=120).json()["problem"])
+        file.write_text("")
+        wait_until(lambda: "is empty" in requests.get(url, timeout=120).json()["problem"])
+        assert answer(client, "live") == 9
+        file.write_bytes(b"\xef\xbb\xbfaliases: {}\n")
         wait_until(lambda: not requests.get(url, timeout=120).json()["aliases"])
         assert server.stop() == 0
         assert "Traceback" not in server.log

@@ -7,5 +7,4 @@ rules       the access file, from YAML to an immutable record
 jwks        public keys of token issuers
 tokens      JSON Web Tokens, from their text to who is meant; needs the extra ``jwt``
 gate        from the bytes of an ``Authorization`` field to a caller
-watching    reads the files again when they change
 """

@@ -20,7 +20,7 @@ from toutates.access.callers import Caller
 from toutates.access.quotas import Quotas
 from toutates.access.rules import AccessRules
 from toutates.access.tokens import BadToken, NotYet, WrongSignature, caller_of_token, looks_like_token
-from toutates.system.errors import ConfigurationError, Unauthenticated
+from toutates.system.errors import Unauthenticated
 
 __all__ = ["Gate"]
 
@@ -103,13 +103,12 @@ class Gate:
         self.era = Era(read(self.quotas))
 
     def reload(self) -> None:
-        """Read the rules again. Files that cannot be used change nothing."""
-        try:
-            rules = self._read(self.quotas)
-        except ConfigurationError as error:
-            logger.error("%s; until then the rules read before stay in force", error)
-            return
-        self.era = Era(rules)
+        """Read the rules again.
+
+        Raises:
+            ConfigurationError: a file cannot be used; nothing has changed.
+        """
+        self.era = Era(self._read(self.quotas))
         logger.info("%s", self.description)
 
     @property

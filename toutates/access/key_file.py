@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from hashlib import sha256
 from pathlib import Path
@@ -42,7 +43,7 @@ def read_key_file(path: Path, quotas: Quotas) -> AccessRules:
         raise _mistake(f"has more than {MAX_FILE_BYTES} bytes", path, "write one key in each line, and nothing else")
     keys: dict[bytes, Caller] = {}
     groups = frozenset(GROUPS)
-    for number, line in enumerate(octets.decode("latin-1").splitlines(), 1):
+    for number, line in enumerate(octets.removeprefix(codecs.BOM_UTF8).decode("latin-1").splitlines(), 1):
         text = line.strip()
         if not text or text.startswith("#"):
             continue

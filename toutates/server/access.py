@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-
-import trio
+from pathlib import Path
 
 from toutates.access.gate import Gate
 from toutates.access.key_file import read_key_file
 from toutates.access.rules import read_rules
-from toutates.access.watching import signature_of
 from toutates.server.options import Options
+from toutates.server.replaced_files import ReplacedFiles
 
-__all__ = ["POLL_S", "Access"]
+__all__ = ["Access"]
 
 logger = logging.getLogger(__name__)
-
-#: How long a change of the access file may stay unnoticed.
-POLL_S = 1.0
 
 
 class Access:
@@ -31,6 +27,7 @@ class Access:
         gate: for everything; None lets everybody in.
         text_gate: for the APIs for text; the same, or that of ``--api-key-file``.
         gates: those there are.
+        files: of each gate, to be watched.
 
     Raises:
         ConfigurationError: a file cannot be used.
@@ -47,26 +44,11 @@ class Access:
         for gate in self.gates:
             logger.info("%s", gate.description)
 
-    def reload(self) -> None:
-        """Read the files again. Those that cannot be used change nothing."""
-        for gate in self.gates:
-            gate.reload()
+        self.files = [
+            ReplacedFiles(partial(_files_of, gate), gate.reload, "the rules read before stay in force")
+            for gate in self.gates
+        ]
 
-    async def watch(self) -> None:
-        """Read the access file, and those that it names, again when they have changed, until cancelled."""
-        gate = self.gate
-        if gate is None:
-            return
-        files = gate.era.rules.files
-        seen = signature_of(files)
-        while True:
-            await trio.sleep(POLL_S)
-            found = signature_of(files)
-            if found == seen:
-                continue
-            gate.reload()
-            # As they were before they were read: one that has changed since is read again.
-            seen = found
-            if gate.era.rules.files != files:
-                files = gate.era.rules.files
-                seen = signature_of(files)
+
+def _files_of(gate: Gate) -> tuple[Path, ...]:
+    return gate.era.rules.files

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import codecs
 import logging
+import os
 import re
 import ssl
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
 from toutates.net import describe_tls_error, harden_tls
 from toutates.server.options import TlsFiles
+from toutates.server.replaced_files import ReplacedFiles
 from toutates.system.errors import ConfigurationError
 
 __all__ = ["ServerCertificate", "ServerTls", "client_context", "load_server_tls"]
@@ -53,40 +58,50 @@ def load_server_tls(files: TlsFiles, count: int) -> ServerTls:
 
 
 class ServerCertificate:
-    """The server's certificate: loaded at the start, and again whenever the operator says so. For the main thread.
+    """The server's certificate: loaded at the start, and again whenever its files are replaced. For the main thread.
 
     Args:
-        files: where it stands; None serves plaintext.
-        workers: how many contexts there are to be.
+        files: paths of certificate, key and authorities; None serves plaintext.
+        workers: number of contexts.
+        on_change: takes the new contexts after each reload.
 
     Attributes:
         contexts: one per worker; none for plaintext.
         for_monitoring: that of the HTTP side, which speaks HTTP/1.1 only; None for plaintext.
+        files: to be watched; none for plaintext.
 
     Raises:
         ConfigurationError: see ``load_server_tls``.
     """
 
-    def __init__(self, files: TlsFiles | None, workers: int) -> None:
+    def __init__(
+        self,
+        files: TlsFiles | None,
+        workers: int,
+        on_change: Callable[[Sequence[ssl.SSLContext]], object] = lambda contexts: None,
+    ) -> None:
         self.contexts: tuple[ssl.SSLContext, ...] = ()
         self.for_monitoring: ssl.SSLContext | None = None
         self._files = files
         self._workers = workers
+        self._on_change = on_change
+        self.files: list[ReplacedFiles] = []
         if files is not None:
+            paths = [path for path in (files.cert, files.key, files.client_ca) if path is not None]
+            kept = "the certificate loaded before stays in use"
+            # Before the files are read: those that change meanwhile are read again.
+            self.files = [ReplacedFiles(lambda: paths, self.reload, kept)]
             self._load(files)
 
-    def reload(self) -> bool:
-        """Read the files again; returns whether there are new contexts. Files that cannot be used change nothing."""
-        if self._files is None:
-            logger.info("SIGHUP: there is nothing to reload without --tls-cert")
-            return False
-        logger.info("SIGHUP: reloading TLS")
-        try:
+    def reload(self) -> None:
+        """Read the files again, and hand the new contexts out.
+
+        Raises:
+            ConfigurationError: a file cannot be used; nothing has changed.
+        """
+        if self._files is not None:
             self._load(self._files)
-        except ConfigurationError as error:
-            logger.error("%s; until then the certificate loaded before stays in use", error)
-            return False
-        return True
+            self._on_change(self.contexts)
 
     def _load(self, files: TlsFiles) -> None:
         tls = load_server_tls(files, self._workers + 1)
@@ -139,7 +154,7 @@ def _read(path: Path, flag: str) -> bytes:
         if not path.is_file():  # such as a pipe, which can be read only once
             problem = "is not a file" if path.exists() else "there is no such file"
             raise ConfigurationError(problem, key=flag, value=str(path), remedy="correct the path")
-        return path.read_bytes()
+        return path.read_bytes().removeprefix(codecs.BOM_UTF8)
     except OSError as error:
         raise ConfigurationError(
             f"cannot be read: {error.strerror}",
@@ -175,12 +190,15 @@ def _load_certificate(context: ssl.SSLContext, cert: Path, key: Path, cert_flag:
         )
 
     _certificates(cert, cert_flag, "the certificate and, after it, its intermediates")
-    if not _PRIVATE_KEY.search(_read(key, key_flag)):
+    chain, private = _read(cert, cert_flag), _read(key, key_flag)
+    if not _PRIVATE_KEY.search(private):
         raise ConfigurationError(
             "holds no private key in PEM form", key=key_flag, value=str(key), remedy=f"name the key of {cert}"
         )
     try:
-        context.load_cert_chain(cert, key, password=encrypted)
+        # What was looked at above is what is loaded, and a byte order mark, which OpenSSL does not take, is left out.
+        with _in_memory(chain) as chain_path, _in_memory(private) as private_path:
+            context.load_cert_chain(chain_path, private_path, password=encrypted)
     except ssl.SSLError as error:
         if error.reason in _MISMATCHES:
             raise ConfigurationError(
@@ -195,10 +213,22 @@ def _load_certificate(context: ssl.SSLContext, cert: Path, key: Path, cert_flag:
             value=f"{cert}, {key}",
             remedy="make both anew, with an ECDSA key on P-256 or an RSA key of 2048 bits at least",
         ) from error
-    except OSError as error:  # the file has gone since it was read above
+    except OSError as error:  # no descriptor or memory is left
         raise ConfigurationError(
             f"cannot be read: {error.strerror}", key=f"{cert_flag}, {key_flag}", value=f"{cert}, {key}"
         ) from error
+
+
+@contextmanager
+def _in_memory(data: bytes) -> Iterator[str]:
+    """The path of a file in memory alone, which OpenSSL reads from: a key is written nowhere."""
+    file = os.memfd_create("pem")
+    try:
+        os.write(file, data)
+        os.lseek(file, 0, os.SEEK_SET)
+        yield f"/proc/self/fd/{file}"
+    finally:
+        os.close(file)
 
 
 def _load_authorities(context: ssl.SSLContext, path: Path, flag: str) -> None:

@@ -71,6 +71,7 @@ from toutates.server.openapi import OpenApiPages
 from toutates.server.options import EXIT_FAILURE, EXIT_OK, Options
 from toutates.server.pages import Pages
 from toutates.server.readiness import ServerReadiness
+from toutates.server.replaced_files import reload_now
 from toutates.server.running import run_logged
 from toutates.server.services import Services
 from toutates.server.shutdown import Shutdown
@@ -147,8 +148,12 @@ class Server:
         self._providers = choose_providers(
             options.execution_providers, options.tensorrt, onnxruntime.get_available_providers()
         )
-        self._certificate = ServerCertificate(options.tls, self._placement.processing_cores)
+        self._certificate = ServerCertificate(
+            options.tls, self._placement.processing_cores, lambda contexts: self.workers.use_tls(contexts)
+        )
         self._access = Access(options)
+        self._replaced_files = [*self._access.files, *self._certificate.files]
+        self._traffic: TrafficControl | None = None
         self._tracing = Tracing(options.tracing)
         self._access_log = open_access_log(self._logs) if options.access_log_rate else None
         self._identity = ServerIdentity(options.server_id, package_version())
@@ -212,7 +217,8 @@ class Server:
                 with trio.open_signal_receiver(*handled) as signals:
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(self._handle_signals, signals, nursery)
-                        nursery.start_soon(self._access.watch)
+                        for files in self._replaced_files:
+                            nursery.start_soon(files.watch)
                         nursery.start_soon(self.shutdown.wait_delay, lambda: self._serves)
                         nursery.start_soon(self._end_late)
                         if self._member is not None:
@@ -255,10 +261,9 @@ class Server:
             if self._monitoring is not None:
                 nursery.start_soon(self._monitoring.log_dump)
         elif number == signal.SIGHUP:
-            self._access.reload()
-            only_keys = self._access.gates and self._options.tls is None
-            if not only_keys and self._certificate.reload():
-                self.workers.use_tls(self._certificate.contexts)
+            reload_now(self._replaced_files)
+            if self._traffic is not None:
+                nursery.start_soon(self._traffic.look_now)
         elif number == signal.SIGUSR1:
             self._logs.control.toggle_debug()
         else:
@@ -404,6 +409,7 @@ class Server:
         options = self._options
         local = [one / FILE_NAME for one in options.model_repositories if isinstance(one, Path)]
         traffic = TrafficControl(manager, local if options.traffic_file is None else [options.traffic_file])
+        self._traffic = traffic
         await traffic.look()
         if traffic.problem and options.exit_on_error:
             logger.critical("aliases and traffic cannot be used, see above; the server ends, as --exit-on-error says")

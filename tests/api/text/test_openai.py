@@ -16,6 +16,7 @@ from tests.api.text.support import CLASSIFIER, Double, Front, as_vector, front, 
 from toutates.api.text.half_characters import STEPPED_BYTES
 from toutates.api.text.reading import LARGE_BYTES, MAX_BODY_BYTES
 from toutates.infer.tracing.settings import read_changes
+from toutates.system.errors import ConfigurationError
 
 
 @pytest.fixture(scope="module")
@@ -255,7 +256,8 @@ def test_keys_are_asked_for_and_read_again(tmp_path: Path) -> None:
         api.keys.reload()
         assert status("Bearer first", "Bearer second", "Bearer third") == [401, 200, 200]
         path.write_text("")
-        api.keys.reload()  # nothing changes
+        with pytest.raises(ConfigurationError, match="has no key"):
+            api.keys.reload()
         assert status("Bearer first", "Bearer second") == [401, 200]
 
 

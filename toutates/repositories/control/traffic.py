@@ -55,6 +55,8 @@ class TrafficControl:
         #: of the file, where they are not in force yet; None where there are no others
         self._waiting: TrafficRules | None = None
         self._unreadable = ""
+        #: that the rules are from; None for no file
+        self._file: Path | None = None
         self._seen: object = None
         self._table: ModelTable | None = None
         self._limit: LineLimit[str] = LineLimit()
@@ -76,11 +78,15 @@ class TrafficControl:
         """Do so every second, until cancelled. No failure ends it."""
         while True:
             await trio.sleep(POLL_S)
-            try:
-                await self.look()
-            except Exception:  # such as a system without a thread that would read the file
-                if not self._limit.count("", time.monotonic_ns()):
-                    logger.exception("the rules of aliases and traffic could not be looked at; it is tried again")
+            await self.look_now()
+
+    async def look_now(self) -> None:
+        """Do so once. A failure is logged."""
+        try:
+            await self.look()
+        except Exception:  # such as a system without a thread that would read the file
+            if not self._limit.count("", time.monotonic_ns()):
+                logger.exception("the rules of aliases and traffic could not be looked at; it is tried again")
 
     def change(self, names: Mapping[str, Any]) -> None:
         """Change the rules of some names: of ``aliases`` and ``traffic`` those that are given, and null removes one.
@@ -103,6 +109,9 @@ class TrafficControl:
     async def _read(self) -> None:
         found = [path for path in self._files if _is_there(path)]
         self._waiting, self._unreadable = None, ""
+        if not found and self._file is not None:
+            self._unreadable = f"{self._file} is missing; write 'aliases: {{}}' into it to have no rules"
+            return
         if len(found) > 1:
             self._unreadable = f"{found[0]} and {found[1]} both have rules; put them into one of them"
             return
@@ -111,6 +120,7 @@ class TrafficControl:
         except ConfigurationError as error:
             self._unreadable = str(error)
             return
+        self._file = found[0] if found else None
         if rules != self.rules:
             self._waiting = rules
 

@@ -46,6 +46,7 @@ from toutates.server.processes.channel import NoAnswer
 from toutates.server.processes.orders import Orders, Worker
 from toutates.server.processes.process import Process
 from toutates.server.processes.sharing import count_of, shared_options
+from toutates.server.replaced_files import reload_now
 from toutates.server.running import run_logged
 from toutates.system.address import Address
 from toutates.system.errors import ConfigurationError, RequestError
@@ -90,6 +91,7 @@ class Parent:
         self._logs = logs
         self._access = Access(options)
         self._certificate = ServerCertificate(options.tls if options.metrics_tls else None, 0)
+        self._replaced_files = [*self._access.files, *self._certificate.files]
         self._identity = ServerIdentity(options.server_id, package_version())
         self._started_s = time.time()
         self._replica = Replica(count_of(options))
@@ -153,7 +155,8 @@ class Parent:
                 self._nursery = nursery
                 nursery.start_soon(self._handle_signals, signals)
                 nursery.start_soon(self._kill_late)
-                nursery.start_soon(self._access.watch)
+                for files in self._replaced_files:
+                    nursery.start_soon(files.watch)
                 async with watched, trio.open_nursery() as processes:
                     processes.start_soon(self._begin, grpc, http)
                     for process in self._processes:
@@ -317,9 +320,7 @@ class Parent:
             elif number == signal.SIGUSR2:
                 self._nursery.start_soon(self._monitoring.log_dump)
             elif number == signal.SIGHUP:
-                self._access.reload()
-                if self._options.metrics_tls:
-                    self._certificate.reload()
+                reload_now(self._replaced_files)
             for process in self._processes:
                 process.tell(messages.SIGNAL, str(int(number)).encode())
 
