@@ -108,6 +108,7 @@ def test_an_ensemble_follows_its_members(client: Any) -> None:
     client.load_model("chain")
     client.unload_model("scale")
     assert not client.is_model_ready("chain")
+    assert client.is_server_ready()  # what was asked for is no failure
     [reason] = [reason for name, _, _, reason in index(client) if name == "chain"]
     assert reason == "Invalid argument: ensemble 'chain' depends on 'scale' which has no loaded version."
     assert fails(lambda: ask(client, "chain", ROW))[0] == "UNAVAILABLE"

@@ -9,7 +9,7 @@ from typing import Final
 from toutates.models.dependencies import Dependencies
 from toutates.models.entry_map import EntryMap
 from toutates.models.near_names import NearNames
-from toutates.models.table import Changes, ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry
+from toutates.models.table import UNLOADED, Changes, ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry
 from toutates.models.traffic.rules import NO_TRAFFIC, TrafficRules
 
 __all__ = ["CurrentTable", "latest"]
@@ -155,16 +155,37 @@ class CurrentTable:
     def _show_all(self) -> None:
         shown = {name: _as_it_is(model, {}) for name, model in self._models.items()}
         self._shown = EntryMap.of(shown)
-        self._failed = {name for name, model in shown.items() if model.is_lacking}
+        self._failed = {name for name, model in shown.items() if self._is_lacking(model)}
         self._show_dependent(None)
 
     def _show(self, model: ModelEntry, problems: Mapping[ServedVersion, str]) -> None:
         shown = _as_it_is(model, problems)
         self._shown = self._shown.having(model.name, shown)
-        if shown.is_lacking:
+        if self._is_lacking(shown):
             self._failed.add(model.name)
         else:
             self._failed.discard(model.name)
+
+    def _is_lacking(self, shown: ModelEntry) -> bool:
+        """Whether a model keeps the server from being ready: not where a model that it is made of was unloaded, as was
+        asked for."""
+        return shown.is_lacking and not self._was_taken_from(shown.name, set())
+
+    def _was_taken_from(self, name: str, seen: set[str]) -> bool:
+        model = self._models.get(name)
+        if model is None or name in seen:
+            return False
+        seen.add(name)
+        needed = {need.model for one in model.served() if one.dependent is not None for need in one.dependent.needs}
+        return any(self._is_unloaded(other) or self._was_taken_from(other, seen) for other in needed)
+
+    def _is_unloaded(self, name: str) -> bool:
+        model = self._models.get(name)
+        return (
+            model is not None
+            and bool(model.versions)
+            and all(entry.reason == UNLOADED for entry in model.versions.values())
+        )
 
     def _note(self, model: ModelEntry) -> set[str]:
         """A model's entry is new, or another; returns names of others that are shown anew for it."""
