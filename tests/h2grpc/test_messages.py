@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.cpu_time import least_cpu_s
+from tests.cpu_time import least_cpu_s, lines_run
 from tests.h2grpc.support import message
 from toutates.h2grpc import Allowance, GrpcError, LimitExceeded, Status
 from toutates.h2grpc.messages import SMALL_BYTES, Inflater, MessageAssembler, compress, decompress
@@ -105,7 +105,15 @@ def test_bomb_costs_the_limit_and_not_its_size() -> None:
     assert peak < 1_000_000
 
 
-@pytest.mark.alone
+def test_tiny_pieces_of_a_large_message_are_linear_work() -> None:
+    def lines(size: int) -> int:
+        octets = message(bytes(size))
+        return lines_run(lambda: feed_all(assembler_of("identity", size), octets, 16))
+
+    assert lines(800_000) <= 8 * lines(100_000)
+
+
+@pytest.mark.alone  # what is copied anew for each piece takes time, but no more lines
 def test_tiny_pieces_of_a_large_message_cost_linear_time() -> None:
     def seconds(size: int) -> float:
         octets = message(bytes(size))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cpu_time import lines_run
 from toutates.protocol import typed_contents
 from toutates.protocol.datatypes import BY_NAME, typed_contents_to_raw
 from toutates.protocol.grpc_service_pb2 import InferTensorContents, ModelInferRequest
@@ -147,8 +149,7 @@ def test_limits_are_of_a_request_and_not_of_an_input(monkeypatch: pytest.MonkeyP
         reader.read(half, BY_NAME["INT64"], "b")
 
 
-@pytest.mark.alone
-@pytest.mark.parametrize(
+MOST: Final = pytest.mark.parametrize(
     ("message", "datatype"),
     [
         pytest.param(field(0x1A, (b"\xff" * 9 + b"\1") * 52_428), "INT64", id="long numbers"),
@@ -158,6 +159,15 @@ def test_limits_are_of_a_request_and_not_of_an_input(monkeypatch: pytest.MonkeyP
         pytest.param(b"\x35\0\0\0\0" * 5_000_000, "FP32", id="unpacked floats"),
     ],
 )
+
+
+@MOST
+def test_the_most_that_is_taken_takes_few_steps(message: bytes, datatype: str) -> None:
+    assert lines_run(lambda: _cpu_s([memoryview(message)], datatype)) < 300_000  # 8,192 strings are most of it
+
+
+@pytest.mark.alone  # numbers are read in C
+@MOST
 def test_the_most_that_is_taken_takes_a_worker_no_longer_than_a_turn(message: bytes, datatype: str) -> None:
     """CPU time, of the best of several tries; a turn is 20 ms, and the machine that this runs on may be slow."""
     least = min(_cpu_s([memoryview(message)], datatype) for _ in range(5))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-import time
+from pathlib import Path
 
 import pytest
 
+from tests.cpu_time import lines_run
+from tests.waiting import wait_until
 from toutates.system.gate import Gate
 
 
@@ -40,22 +42,23 @@ def test_one_that_is_open_already_lets_one_through_however_often_it_was_opened()
     assert not waiter.is_alive()
 
 
-@pytest.mark.alone
-def test_who_waits_takes_no_time_of_the_core() -> None:
-    gate = Gate()
-    took: list[float] = []
+def test_who_waits_does_nothing_meanwhile() -> None:
+    """No loop that asks again: it runs as many lines as who finds the gate open."""
+    gate, lines = Gate(), [0, 0]
 
-    def wait() -> None:
-        began = time.thread_time()
-        gate.wait()
-        took.append(time.thread_time() - began)
+    def wait(at: int) -> None:
+        lines[at] = lines_run(gate.wait)
 
-    waiter = threading.Thread(target=wait)
+    gate.open()
+    wait(0)
+    waiter = threading.Thread(target=wait, args=(1,))
     waiter.start()
-    time.sleep(0.3)
+    # In the kernel, asleep.
+    state = Path(f"/proc/self/task/{waiter.native_id}/stat")
+    wait_until(lambda: state.read_text().rpartition(")")[2].split()[0] == "S")
     gate.open()
     waiter.join(120)
-    assert took[0] < 0.1
+    assert lines[1] == lines[0] > 0
 
 
 def test_its_descriptor_is_closed_with_it() -> None:
