@@ -479,7 +479,7 @@ def tiny_frames(count: int) -> bytes:
 
 
 def test_frames_in_tiny_pieces_are_linear_work() -> None:
-    few, many = (lines_run(partial(receive_in_pieces, unary(1, bytes(size)), 16)) for size in (50_000, 200_000))
+    few, many = (lines_run(partial(receive_in_pieces, unary(1, bytes(size)), 16)) for size in (100_000, 400_000))
     assert many <= 4.2 * few
 
 
