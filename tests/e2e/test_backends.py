@@ -5,6 +5,8 @@ from __future__ import annotations
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ import numpy.testing as npt
 import numpy.typing as npt_types
 import pytest
 
-from tests.backends.frameworks.support import mlp
+from tests.backends.frameworks.support import mlp, running_sum
 from tests.backends.plugins.packages import documented_decoupled, documented_example, install, write_model
 from tests.e2e.process import ServerProcess, running
 from tests.e2e.streams import Conversation, conversation, final_of
@@ -129,11 +131,27 @@ ANSWERING = """
         self.said.append("cancelled")
         request.end()
 """
+#: OpenVINO's running sum, by the name of the model.
+STATEFUL = {
+    "running": "",
+    "fresh": 'parameters { key: "stateless" value { string_value: "true" } }',
+    "oldest": "sequence_batching { oldest { max_candidate_sequences: 2 } }",
+    "direct": (
+        'max_batch_size: 2 input { name: "x" data_type: TYPE_FP32 dims: 2 } '
+        'output { name: "y" data_type: TYPE_FP32 dims: 2 } sequence_batching { direct { } }'
+    ),
+}
 HANGS = """
     def load(self, source):
         import time
         time.sleep(3600)
 """
+
+
+def _save_openvino(model: Any, path: Path) -> None:
+    from toutates.backends.frameworks.openvino import _openvino
+
+    _openvino.save_model(model, path, compress_to_fp16=False)
 
 
 def config(backend: str, more: str = "") -> str:
@@ -161,6 +179,8 @@ def server(tmp_path_factory: pytest.TempPathFactory, booster: Any) -> Iterator[S
     onnx_model = mlp()[0].SerializeToString()
     write_model(models, "onnx", "", {"model.onnx": onnx_model})
     write_model(models, "openvino", config("openvino"), {"model.onnx": onnx_model})
+    for name, more in STATEFUL.items():
+        _save_openvino(running_sum(), write_model(models, name, f'backend: "openvino" {more}') / "model.xml")
     write_model(models, "trees", "instance_group { count: 2 kind: KIND_CPU } dynamic_batching { }")
     booster.save_model(models / "trees" / "1" / "model.txt")
     write_model(models, "scale", config(documented_example(site)), {"factors.npy": np.array([1.0, 2.0, 3.0, 4.0])})
@@ -206,6 +226,44 @@ def test_openvino_computes_what_onnx_runtime_does(client: tuple[Any, Any]) -> No
     x = np.random.default_rng(3).random((6, 4), np.float32)
     expected = infer(client, "onnx", "INPUT", x).as_numpy("OUTPUT")
     npt.assert_allclose(infer(client, "openvino", "INPUT", x).as_numpy("OUTPUT"), expected, rtol=1e-5)
+
+
+def test_what_a_run_of_openvino_leaves_is_not_seen_by_the_next_caller(client: tuple[Any, Any]) -> None:
+    x = np.ones((1, 2), np.float32)
+    for _ in range(3):
+        npt.assert_array_equal(infer(client, "fresh", "x", x).as_numpy("y"), x)
+    with pytest.raises(utils.InferenceServerException, match="no available versions"):
+        infer(client, "running", "x", x)
+
+
+def sum_of(client: tuple[Any, Any], model: str, sequence: int, value: float, flags: str = "") -> float:
+    own, module = client
+    tensor = module.InferInput("x", [1, 2], "FP32")
+    tensor.set_data_from_numpy(np.full((1, 2), value, np.float32))
+    flagged = {"sequence_start": "S" in flags, "sequence_end": "E" in flags}
+    y = own.infer(model, [tensor], sequence_id=sequence, **flagged).as_numpy("y")
+    assert y.shape == (1, 2)
+    return float(y[0, 0])
+
+
+@pytest.mark.parametrize("model", ["oldest", "direct"])
+def test_each_sequence_of_openvino_has_a_state_of_its_own(client: tuple[Any, Any], model: str) -> None:
+    ask = partial(sum_of, client, model)
+    assert [ask(7, 1, "S"), ask(8, 10, "S"), ask(7, 1), ask(8, 10), ask(8, 10, "E")] == [1, 10, 2, 20, 30]
+    # In the place of the one that has ended; and one that begins again.
+    assert [ask(9, 100, "S"), ask(7, 1), ask(9, 100, "E"), ask(7, 5, "S"), ask(7, 5, "E")] == [100, 3, 200, 5, 10]
+
+
+@pytest.mark.parametrize("model", ["oldest", "direct"])
+def test_sequences_of_openvino_that_wait_for_a_place_find_no_state_there(server: ServerProcess, model: str) -> None:
+    with grpc_client.InferenceServerClient(server.address) as own, ThreadPoolExecutor(6) as pool:
+
+        def sums(sequence: int) -> list[float]:
+            ask = partial(sum_of, (own, grpc_client), model, sequence, sequence)
+            return [ask(flags) for flags in ("S", "", "", "E")]
+
+        numbers = [*range(20, 26)]
+        assert [*pool.map(sums, numbers)] == [[number * count for count in (1, 2, 3, 4)] for number in numbers]
 
 
 def test_the_documented_example_is_served(client: tuple[Any, Any]) -> None:
@@ -360,6 +418,7 @@ REASONS = {
     "broken": "the backend 'broken' cannot load the model: ValueError: the file is cut short",
     "hanging": "the backend 'hanging' has not loaded the model within 1 s",
     "unknown": "there is no backend of this name (got 'moodie'); did you mean 'moody'?",
+    "running": "the model keeps a state from run to run: it has the variables v (ReadValue, Assign)",
     "plan": "put the ONNX model there that the plan was built from",
 }
 

@@ -24,6 +24,7 @@ __all__ = [
     "InvalidRequest",
     "Request",
     "Responder",
+    "SequenceInstance",
     "Source",
     "Tensor",
     "Tensors",
@@ -70,12 +71,20 @@ class Tensors:
             several requests are run together. None where the backend cannot know, because the model may be any graph:
             then the server runs random rows together and one by one before the model is ready, and compares. False has
             each request run by itself, whole.
+        keeps_state: whether an instance keeps something of a run for the next one. Only for models with sequences
+            (``Source.keeps_state``): ``Backend.run_sequence`` is called then, and not ``run``, for one request at a
+            time.
+        max_rows: rows of one run at most that the model itself can compute; 0 for any number.
+        warnings: for the operator, one sentence each, in the log and in ``toutates check``.
     """
 
     inputs: Sequence[Tensor]
     outputs: Sequence[Tensor]
     decoupled: bool = False
     independent_rows: bool | None = True
+    keeps_state: bool = False
+    max_rows: int = 0
+    warnings: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +104,7 @@ class Source:
         configuration: the file that configures the version, for errors.
         parameters: of the configuration. Take them by ``text``, ``integer`` and ``flag``: those that nobody has taken
             are named in a warning.
+        sequences: whether the configuration has sequences (``sequence_batching``).
         allow_pickle: whether the operator lets files be loaded that may hold pickles; see ``require_pickle``.
     """
 
@@ -108,6 +118,7 @@ class Source:
     outputs: Sequence[Tensor] = ()
     configuration: Path = Path("config.pbtxt")
     parameters: Mapping[str, str] = field(default_factory=dict)
+    sequences: bool = False
     allow_pickle: bool = False
     _taken: set[str] = field(default_factory=set)
 
@@ -144,6 +155,36 @@ class Source:
         if value not in _TRUE + _FALSE:
             raise self.refused(key, "is neither true nor false", "write true or false")
         return value in _TRUE
+
+    def keeps_state(self, what: str) -> bool:
+        """Whether a model that keeps a state between runs does so for sequences, each of which has a state of its own.
+
+        Call it for such a model alone. The next caller must never see what the last one has left.
+
+        Args:
+            what: keeps it, such as "variables (ReadValue, Assign)".
+
+        Returns:
+            True for ``Tensors.keeps_state``. False where the operator wants no state (the parameter ``stateless``):
+            then the backend has to begin each run with a fresh one.
+
+        Raises:
+            ConfigurationError: the configuration has neither, or both.
+        """
+        is_stateless = self.flag("stateless", False)
+        if is_stateless and self.sequences:
+            raise self.refused(
+                "stateless", "stands beside sequences, each of which has a state of its own", "remove one of the two"
+            )
+        if not is_stateless and not self.sequences:
+            raise self.refused(
+                "stateless",
+                f"is not given, and the model keeps a state from run to run: {what}; the next caller would see what "
+                "the last one has left",
+                "write sequence_batching { } (config.yaml: sequences), where each sequence has a state of its own, or "
+                "the parameter stateless: true, where each run begins with a fresh one",
+            )
+        return self.sequences
 
     def require_pickle(self, what: str) -> None:
         """Refuse a file that may hold pickles, unless the operator has allowed them. Call it before reading the file.
@@ -187,6 +228,14 @@ class Instance(Protocol):
 
     def run(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         """See ``Backend.run``."""
+        ...
+
+
+class SequenceInstance(Protocol):
+    """What runs requests of sequences by a model that keeps a state: an instance of an instance group."""
+
+    def run_sequence(self, inputs: Mapping[str, Array], slot: int, *, begins: bool) -> Mapping[str, Array]:
+        """See ``Backend.run_sequence``."""
         ...
 
 
@@ -274,7 +323,7 @@ class Backend(ABC):
     def load(self, source: Source) -> Tensors:
         """Load the model; returns its tensors. It may block, in a thread of its own, for a bounded time."""
 
-    def instance(self, number: int, device: str) -> Instance | Responder:
+    def instance(self, number: int, device: str) -> Instance | SequenceInstance | Responder:
         """One of ``Source.instances`` instances, which run in parallel.
 
         By default all are this object, so that ``run``, or ``respond``, is called by several threads at once if there
@@ -302,6 +351,18 @@ class Backend(ABC):
                 one, so that the others are answered.
         """
         raise NotImplementedError(f"{type(self).__name__} has neither `run` nor instances of its own")
+
+    def run_sequence(self, inputs: Mapping[str, Array], slot: int, *, begins: bool) -> Mapping[str, Array]:
+        """Compute a request of a sequence, by a model that keeps a state.
+
+        Args:
+            inputs: see ``run``.
+            slot: number of the sequence's place in this instance, from 0. While a sequence lasts, no other one has it.
+            begins: whether the state has to be a fresh one, whatever the slot's last sequence has left.
+
+        Returns, raises: see ``run``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has neither `run_sequence` nor instances of its own")
 
     def respond(self, requests: Sequence[Request]) -> None:
         """Answer requests of a decoupled model, or begin to.

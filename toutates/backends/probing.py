@@ -25,6 +25,7 @@ from toutates.system.errors import RequestError
 
 __all__ = [
     "NOT_TRIED",
+    "PROBED_ROWS",
     "Difference",
     "GraphFacts",
     "NoDraw",
@@ -40,7 +41,7 @@ _LONG_ROW_NS: Final = 250_000_000
 #: What probing a version may take.
 _MOST_NS: Final = 1_000_000_000
 #: Rows that are run together, and those of models of which four would take too long.
-_ROWS: Final = 4
+PROBED_ROWS: Final = 4
 _FEW_ROWS: Final = 2
 #: Lengths that open dimensions are tried with.
 _LENGTHS: Final = (1, 8, 64, 224)
@@ -185,7 +186,7 @@ def probe(
     """
     if not signature.batched:
         return Verdict()
-    rows = _FEW_ROWS if 2 * _ROWS * row_ns > _MOST_NS else _ROWS
+    rows = _FEW_ROWS if 2 * PROBED_ROWS * row_ns > _MOST_NS else PROBED_ROWS
     own = _Probe(session, signature, run_joined or session.run_arrays, uncounted, lengths, joint_rows or rows, rows)
     own.on_run = on_run
     return judged(own.difference, row_ns=row_ns, says_joined=says_joined, facts=facts)

@@ -19,17 +19,25 @@ from toutates.models.capacity import capacity_bytes
 from toutates.models.config.configuration import VersionConfiguration
 from toutates.models.config.sequences import ControlSettings, StateSettings
 from toutates.models.config.settings import ModelSettings
+from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.signature import Signature, TensorSpec
 from toutates.system.errors import ConfigurationError
 
-__all__ = ["instance_settings", "sequence_servable", "sequences_of"]
+__all__ = ["SLOT_INPUT", "instance_settings", "sequence_servable", "sequences_of"]
 
 #: The directory of files of initial states, in the model's.
 INITIAL_STATE: Final = "initial_state"
+#: The input that tells a model where it has the state of a sequence; it is not the model file's.
+SLOT_INPUT: Final = "(sequence slot)"
 
 
 def sequences_of(
-    model: str, whole: Signature, configuration: VersionConfiguration, *, by_row: bool = False
+    model: str,
+    whole: Signature,
+    configuration: VersionConfiguration,
+    *,
+    by_row: bool = False,
+    keeps_state: bool = False,
 ) -> SequenceTensors | None:
     """The tensors of a version with sequences; None of one without.
 
@@ -38,6 +46,7 @@ def sequences_of(
         whole: all tensors of the model's file.
         configuration: of the version.
         by_row: whether the model sees each row as a request of its own, and so can keep its states and reschedule.
+        keeps_state: whether the model keeps the state of each sequence itself, by its slot (``SLOT_INPUT``).
 
     Raises:
         ConfigurationError: the model does not have a tensor, or has it otherwise; a file cannot be used.
@@ -76,6 +85,10 @@ def sequences_of(
     places = {spec.name: at for at, spec in enumerate(all_inputs)}
     output_places = {spec.name: at for at, spec in enumerate(all_outputs)}
     controls = tuple(_control(model, own, inputs[own.name], places[own.name], source) for own in settings.controls)
+    if keeps_state:
+        # Warm-up and samples leave it out.
+        controls = (*controls, Control(len(all_inputs), ControlKind.SLOT, BY_NAME["INT32"]))
+        all_inputs.append(TensorSpec(SLOT_INPUT, BY_NAME["INT32"], (1,), optional=True))
     states = tuple(State(places[own.input], output_places[own.output]) for own in settings.states)
     initial = [_initial(own, inputs[own.input], outputs[own.output], model_dir, source) for own in settings.states]
     seen = Signature(tuple(seen_inputs), tuple(seen_outputs), whole.batched)

@@ -19,7 +19,7 @@ from toutates.models.repository import scan_model
 from toutates.server.kinds import kinds_of_models
 from toutates.system.errors import ConfigurationError, ModelLoadError
 
-__all__ = ["inspect", "mlp", "predict", "refused"]
+__all__ = ["inspect", "mlp", "predict", "refused", "running_sum"]
 
 
 def inspect(root: Path, model: str = "m") -> InspectedVersion:
@@ -49,6 +49,20 @@ def predict(root: Path, inputs: Mapping[str, npt.NDArray[Any]], model: str = "m"
         }
     finally:
         loaded.close()
+
+
+def running_sum() -> Any:
+    """OpenVINO's model y = all x since its state was reset, FP32 [1, 2]."""
+    from toutates.backends.frameworks.openvino import _openvino
+
+    operators = _openvino.opset13
+    x = operators.parameter([1, 2], np.float32)
+    x.output(0).get_tensor().set_names({"x"})
+    before = operators.read_value(operators.constant(np.zeros((1, 2), np.float32)), "v")
+    total = operators.add(before, x)
+    y = operators.relu(total)
+    y.output(0).get_tensor().set_names({"y"})
+    return _openvino.Model([operators.result(y)], [operators.assign(total, "v")], [x], "m")
 
 
 def mlp(features: int = 4, classes: int = 3, batch: int | str = "n") -> tuple[Any, npt.NDArray[Any]]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.testing as npt
 import pytest
 
-from tests.backends.frameworks.support import inspect, mlp, predict, refused
+from tests.backends.frameworks.support import inspect, mlp, predict, refused, running_sum
 from tests.backends.plugins.packages import write_model
 
 # Whose own import switches the GIL on, which the backend avoids.
@@ -65,15 +66,99 @@ def test_a_fixed_batch_is_opened_where_the_configuration_wants_batches(tmp_path:
 
 def test_outputs_of_one_run_are_not_overwritten_by_the_next(tmp_path: Path) -> None:
     from toutates.backends.frameworks.openvino import OpenVino
-    from toutates.backends.interface import Source
+    from toutates.backends.interface import Instance, Source
 
     version, weights = save(tmp_path)
     backend = OpenVino()
     backend.load(Source("m", 1, version, version / "model.xml"))
-    instance = backend.instance(0, "cpu")
+    instance = cast(Instance, backend.instance(0, "cpu"))
     first = instance.run({"INPUT": np.ones((2, 4), np.float32)})["OUTPUT"]
     instance.run({"INPUT": np.zeros((2, 4), np.float32)})
     npt.assert_allclose(first, np.ones((2, 4), np.float32) @ weights, rtol=1e-5)
+
+
+def relu(shape: Any) -> Any:
+    """A model y = max(x, 0)."""
+    import openvino.opset13 as operators
+
+    x = operators.parameter(openvino().PartialShape(shape), np.float32)
+    x.output(0).get_tensor().set_names({"x"})
+    y = operators.relu(x)
+    y.output(0).get_tensor().set_names({"y"})
+    return openvino().Model([y], [x], "m")
+
+
+STATELESS = 'backend: "openvino" parameters { key: "stateless" value { string_value: "true" } }'
+SEQUENCES = 'backend: "openvino" sequence_batching { }'
+
+
+def test_a_model_with_variables_is_refused_unless_the_configuration_says_whose_they_are(tmp_path: Path) -> None:
+    version = write_model(tmp_path, "m", 'backend: "openvino"')
+    openvino().save_model(running_sum(), version / "model.xml")
+    said = refused(tmp_path)
+    assert "it has the variables v (ReadValue, Assign); the next caller would see" in said
+    assert "write sequence_batching { }" in said
+    assert "stateless: true" in said
+    (tmp_path / "m" / "config.pbtxt").write_text(STATELESS + " sequence_batching { }")
+    assert "stands beside sequences, each of which has a state of its own" in refused(tmp_path)
+    for config in (STATELESS, SEQUENCES):
+        (tmp_path / "m" / "config.pbtxt").write_text(config)
+        assert not inspect(tmp_path).warnings
+
+
+def test_each_run_of_a_stateless_model_begins_with_a_fresh_state(tmp_path: Path) -> None:
+    from toutates.backends.plugins.kind import PluginKind
+    from toutates.models.config.configuration import load_configuration
+    from toutates.models.repository import scan_model
+
+    version = write_model(tmp_path, "m", STATELESS)
+    openvino().save_model(running_sum(), version / "model.xml")
+    kind = PluginKind()
+    loaded = kind.open("m", load_configuration(scan_model(tmp_path / "m").versions[-1], kind.backends))
+    try:
+        x = np.array([[1, 2]], np.float32)
+        for _ in range(3):
+            [y] = loaded.plain[0].run_arrays({0: x})
+            npt.assert_array_equal(np.asarray(y), x)
+    finally:
+        loaded.close()
+
+
+@pytest.mark.parametrize("shape", [[], [2], [1, 2, 3]])
+def test_inputs_of_any_rank_are_served(tmp_path: Path, shape: list[int]) -> None:
+    openvino().save_model(relu(shape), write_model(tmp_path, "m", "") / "model.xml", compress_to_fp16=False)
+    x = np.full(shape, 2.5, np.float32)
+    y = predict(tmp_path, {"x": x})["y"]
+    assert y.shape == x.shape
+    npt.assert_array_equal(y, x)
+    assert inspect(tmp_path).signature.inputs[0].shape == tuple(shape or [1])
+
+
+def test_an_upper_bound_of_the_batch_is_max_batch_size(tmp_path: Path) -> None:
+    dimension = openvino().Dimension
+    openvino().save_model(relu([dimension(1, 3), dimension(1, 5)]), write_model(tmp_path, "m", "") / "model.xml")
+    found = inspect(tmp_path)
+    assert (found.config().max_batch_size, found.warnings) == (3, ())
+    tensors = " ".join(f'{role} {{ name: "{name}" data_type: TYPE_FP32 dims: -1 }}' for role, name in IN_AND_OUT)
+    (tmp_path / "m" / "config.pbtxt").write_text(f'backend: "openvino" max_batch_size: 16 {tensors}')
+    found = inspect(tmp_path)
+    assert found.config().max_batch_size == 3
+    [warning] = found.warnings
+    assert "max_batch_size is 3, because the model takes no more rows" in warning
+
+
+@pytest.mark.parametrize("shape", [(4, 2), (1, 6)])
+def test_a_shape_that_the_model_does_not_take_is_the_clients_fault(tmp_path: Path, shape: tuple[int, int]) -> None:
+    from toutates.system.errors import InvalidRequest
+
+    dimension = openvino().Dimension
+    openvino().save_model(relu([dimension(1, 3), dimension(1, 5)]), write_model(tmp_path, "m", "") / "model.xml")
+    expected = re.escape(f"input 'x' is {list(shape)}, and the model takes [1..3,1..5]")
+    with pytest.raises(InvalidRequest, match=expected):
+        predict(tmp_path, {"x": np.ones(shape, np.float32)})
+
+
+IN_AND_OUT = (("input", "x"), ("output", "y"))
 
 
 def cut_weights(version: Path) -> None:

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any, Final, cast
 
 import numpy as np
 
-from toutates.backends.interface import Array, Backend, Instance, Source, Tensor, Tensors
+from toutates.backends.interface import (
+    Array,
+    Backend,
+    Instance,
+    InvalidRequest,
+    SequenceInstance,
+    Source,
+    Tensor,
+    Tensors,
+)
 
 __all__ = ["OpenVino"]
 
@@ -48,10 +57,16 @@ _DATATYPES: Final = {
 _SUFFIXES: Final = (".xml", ".onnx")
 #: Characters of a reason; what OpenVINO says begins with where in its sources.
 _MAX_SAID: Final = 500
+#: Variables that are named to the operator.
+_MOST_NAMED: Final = 5
 
 
 class OpenVino(Backend):
-    """A model of OpenVINO, or an ONNX model. Its tensors are the file's, by their names there."""
+    """A model of OpenVINO, or an ONNX model. Its tensors are the file's, by their names there.
+
+    A model with variables (ReadValue, Assign) has a state in each infer request. Each sequence has a request of its
+    own, or each run begins with the state reset.
+    """
 
     interface = 1
     filenames = ("model.xml", "model.onnx")
@@ -76,17 +91,30 @@ class OpenVino(Backend):
             self._compiled = core.compile_model(model, "CPU", options)
         except Exception as error:
             raise ValueError(f"OpenVINO cannot load '{source.path.name}': {_reason(error)}") from error
+        variables = _variables(model, self._compiled)
+        self._keeps_state = bool(variables) and source.keeps_state(
+            f"it has the variables {', '.join(variables[:_MOST_NAMED])} (ReadValue, Assign)"
+        )
+        self._resets = bool(variables)
         # With one thread and one stream a run is the caller's own.
         self.quick = threads == streams == 1
         inputs = [_tensor(port, f"input{at}") for at, port in enumerate(self._compiled.inputs)]
         outputs = [_tensor(port, f"output{at}") for at, port in enumerate(self._compiled.outputs)]
         self._names = [tensor.name for tensor in inputs], [tensor.name for tensor in outputs]
         # A graph may do anything with its rows.
-        return Tensors(inputs, outputs, independent_rows=None)
+        return Tensors(
+            inputs,
+            outputs,
+            independent_rows=None,
+            keeps_state=self._keeps_state,
+            max_rows=_most_rows(self._compiled.inputs),
+        )
 
-    def instance(self, number: int, device: str) -> Instance:
+    def instance(self, number: int, device: str) -> Instance | SequenceInstance:
         """See ``Backend``."""
-        return _Request(self._compiled.create_infer_request(), *self._names)
+        if self._keeps_state:
+            return _Sequences(self._compiled, *self._names)
+        return _Request(self._compiled.create_infer_request(), *self._names, resets=self._resets)
 
     def free(self) -> None:
         """See ``Backend``."""
@@ -96,17 +124,65 @@ class OpenVino(Backend):
 class _Request:
     """One instance: an infer request of OpenVINO, which reads the batch where it lies."""
 
-    def __init__(self, request: Any, inputs: list[str], outputs: list[str]) -> None:
-        self._request, self._inputs, self._outputs = request, inputs, outputs
+    def __init__(self, request: Any, inputs: list[str], outputs: list[str], *, resets: bool = False) -> None:
+        self._request, self._inputs, self._outputs, self._resets = request, inputs, outputs, resets
 
     def run(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         request = self._request
-        for at, name in enumerate(self._inputs):
-            array = np.ascontiguousarray(inputs[name])
-            request.set_input_tensor(at, _openvino.Tensor(array, shared_memory=True))
-        request.infer(share_outputs=True)
+        if self._resets:
+            request.reset_state()
+        try:
+            for at, name in enumerate(self._inputs):
+                # A scalar stays one.
+                array = np.asarray(inputs[name], order="C")
+                request.set_input_tensor(at, _openvino.Tensor(array, shared_memory=True))
+            request.infer(share_outputs=True)
+        except RuntimeError as error:
+            _check_shapes(request, inputs, self._inputs, error)
+            raise
         # Views of the request's own memory, which the next run writes to.
         return {name: np.array(request.get_output_tensor(at).data) for at, name in enumerate(self._outputs)}
+
+
+class _Sequences:
+    """One instance of a model with variables: an infer request, and so a state, for each sequence that it serves."""
+
+    def __init__(self, compiled: Any, inputs: list[str], outputs: list[str]) -> None:
+        self._compiled, self._names = compiled, (inputs, outputs)
+        self._requests: dict[int, tuple[Any, _Request]] = {}
+
+    def run_sequence(self, inputs: Mapping[str, Array], slot: int, *, begins: bool) -> Mapping[str, Array]:
+        if slot not in self._requests:
+            made = self._compiled.create_infer_request()
+            self._requests[slot] = made, _Request(made, *self._names)
+        request, runner = self._requests[slot]
+        if begins:
+            request.reset_state()
+        return runner.run(inputs)
+
+
+def _variables(model: Any, compiled: Any) -> list[str]:
+    """The names of what a model keeps from run to run."""
+    read = [str(variable.get_info().variable_id) for variable in model.get_variables()]
+    return sorted(read or [state.name for state in compiled.create_infer_request().query_state()])
+
+
+def _most_rows(ports: Sequence[Any]) -> int:
+    """The upper bound of the first dimension of all inputs; 0 where there is none."""
+    shapes = [port.get_partial_shape() for port in ports]
+    return min([most for shape in shapes if len(shape) and (most := shape[0].get_max_length()) > 0], default=0)
+
+
+def _check_shapes(request: Any, inputs: Mapping[str, Array], names: Sequence[str], error: RuntimeError) -> None:
+    """
+    Raises:
+        InvalidRequest: an input is of a shape that the model does not take, which is why a run has failed.
+    """
+    for port, name in zip(request.get_compiled_model().inputs, names, strict=True):
+        shape = port.get_partial_shape()
+        if not shape.compatible(_openvino.PartialShape(list(inputs[name].shape))):
+            problem = f"input '{name}' is {list(inputs[name].shape)}, and the model takes {shape}"
+            raise InvalidRequest(problem) from error
 
 
 def _open_batch(model: Any, source: Source) -> None:

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from toutates.backends.batches import batches_of
-from toutates.backends.interface import Backend, Instance, Responder, Source, Tensor, Tensors
+from toutates.backends.interface import Backend, Instance, Responder, SequenceInstance, Source, Tensor, Tensors
 from toutates.backends.output_shapes import SeenShapes
 from toutates.backends.plugins.catalogue import Catalogue
 from toutates.backends.plugins.decoupled import DecoupledRunner
-from toutates.backends.plugins.importing import import_backend, reason_of
+from toutates.backends.plugins.importing import MAX_REASON, import_backend, reason_of
 from toutates.backends.plugins.limited import NotInTime, within
 from toutates.backends.plugins.running import PluginFailures, PluginRunner
-from toutates.backends.probing import Verdict, probe, sample_lengths
+from toutates.backends.probing import PROBED_ROWS, Verdict, probe, sample_lengths
 from toutates.backends.sequences import instance_settings, sequence_servable, sequences_of
 from toutates.backends.warming import run_two_rows, time_row, warm_up
 from toutates.engine.batched import BatchedServable
@@ -41,6 +41,7 @@ from toutates.models.table import ServedVersion
 from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.signature import Signature, TensorSpec
 from toutates.system.errors import ConfigurationError, ModelLoadError, ToutatesError
+from toutates.system.text import one_line
 
 __all__ = ["LoadedVersion", "PluginKind"]
 
@@ -59,6 +60,7 @@ class LoadedVersion:
     Attributes:
         name: of the backend.
         source: what it was loaded from.
+        configuration: of the version, within what the model can compute.
         signature: its tensors.
         sequences: what the server gives to its sequences; None for a version without.
         runners: one per instance.
@@ -70,6 +72,7 @@ class LoadedVersion:
 
     name: str
     source: Source
+    configuration: VersionConfiguration
     signature: Signature
     sequences: SequenceTensors | None
     runners: list[PluginRunner | DecoupledRunner]
@@ -132,6 +135,7 @@ class PluginKind:
     def load(self, model: str, configuration: VersionConfiguration) -> ServedVersion:
         """See ``Kind``."""
         loaded = self.open(model, configuration)
+        configuration = loaded.configuration
         settings, folder = configuration.settings, configuration.folder
         plain = loaded.plain
         rows = Verdict(loaded.independent_rows is not False)
@@ -163,6 +167,7 @@ class PluginKind:
     def inspect(self, model: str, configuration: VersionConfiguration, *, try_warmup: bool = False) -> InspectedVersion:
         """See ``Kind``."""
         loaded = self.open(model, configuration)
+        configuration = loaded.configuration
         settings, signature, folder = configuration.settings, loaded.signature, configuration.folder
         plain = loaded.plain
 
@@ -259,7 +264,7 @@ class PluginKind:
                 "it hangs, and start the server again"
             )
 
-        def load() -> tuple[Backend, Source, Tensors, list[Instance | Responder]]:
+        def load() -> tuple[Backend, Source, Tensors, list[Instance | SequenceInstance | Responder]]:
             try:
                 made = import_backend(name, self._catalogue)
                 _check_devices(name, made, settings, configuration.source)
@@ -295,7 +300,15 @@ class PluginKind:
             signature = signature_of(
                 *_specs(name, tensors), settings, source=configuration.source, declared=configuration.declared
             )
-            sequences = sequences_of(model, signature, configuration)
+            if signature.batched and tensors.max_rows:
+                configuration, more = _within(configuration, tensors.max_rows)
+                settings, warnings = configuration.settings, warnings + more
+            if tensors.keeps_state and settings.sequences is None:
+                raise ModelLoadError(
+                    f"the backend '{name}' keeps a state between runs, which only sequences may have; its author has "
+                    "to ask Source.keeps_state"
+                )
+            sequences = sequences_of(model, signature, configuration, keeps_state=tensors.keeps_state)
             signature = signature if sequences is None else sequences.whole
             _check_decoupled(name, tensors, configuration)
             check_warmup(settings, signature, folder.model_dir, configuration.source)
@@ -304,24 +317,52 @@ class PluginKind:
             if source.left_over:
                 unknown = ", ".join(source.left_over)
                 warnings.append(f"'{configuration.source}': the backend '{name}' has no parameters {unknown}")
-            runners += _runners(name, model, backend, signature, instances, decoupled=tensors.decoupled)
+            warnings += [one_line(text, MAX_REASON) for text in tensors.warnings]
+            runners += _runners(name, model, backend, signature, instances, tensors)
         except BaseException as error:
             _free(backend, name, model)
             if isinstance(error, ToutatesError):
                 raise
             raise ModelLoadError(f"the backend '{name}' has instances that cannot run: {reason_of(error)}") from error
         return LoadedVersion(
-            name, source, signature, sequences, runners, tensors.decoupled, warnings, labels, tensors.independent_rows
+            name,
+            source,
+            configuration,
+            signature,
+            sequences,
+            runners,
+            tensors.decoupled,
+            warnings,
+            labels,
+            False if tensors.keeps_state else tensors.independent_rows,
         )
 
 
+def _within(configuration: VersionConfiguration, most: int) -> tuple[VersionConfiguration, list[str]]:
+    """A configuration whose batches have no more rows than the model can compute, and warnings."""
+    settings, given = configuration.settings, configuration.given
+    if settings.batch_size <= most:
+        return configuration, []
+    warnings = []
+    if given is not None and given.max_batch_size > most:
+        warnings.append(f"'{configuration.source}': max_batch_size is {most}, because the model takes no more rows")
+    preferred = tuple(size for size in settings.preferred_batch_sizes if size <= most)
+    settings = replace(settings, batch_size=most, preferred_batch_sizes=preferred)
+    return replace(configuration, settings=settings), warnings
+
+
 def _probe(loaded: LoadedVersion, settings: ModelSettings, row_ns: int) -> Verdict:
+    most = settings.batch_size
+    if most == 1:
+        return Verdict()
     return probe(
         loaded.plain[0],
         loaded.signature,
         row_ns=row_ns,
         says_joined=settings.joined_by,
         lengths=sample_lengths(settings, loaded.signature),
+        # The model may be unable to run more.
+        joint_rows=most if most < PROBED_ROWS else 0,
     )
 
 
@@ -417,6 +458,7 @@ def _source(model: str, configuration: VersionConfiguration, *, allow_pickle: bo
         outputs=tensors("outputs"),
         configuration=configuration.source,
         parameters=settings.parameters,
+        sequences=settings.sequences is not None,
         allow_pickle=allow_pickle,
     )
 
@@ -488,8 +530,7 @@ def _runners(
     backend: Backend,
     signature: Signature,
     instances: Sequence[Any],
-    *,
-    decoupled: bool,
+    tensors: Tensors,
 ) -> Sequence[PluginRunner | DecoupledRunner]:
     open_runners, lock = len(instances), threading.Lock()
 
@@ -502,10 +543,19 @@ def _runners(
             _free(backend, name, model)
 
     failures, other_sizes = PluginFailures(name, model), OtherSizes(model)
-    if decoupled:
+    if tensors.decoupled:
         return [DecoupledRunner(instance, signature, model, failures, close) for instance in instances]
     return [
-        PluginRunner(instance, signature, model, failures, other_sizes, quick=backend.quick, on_close=close)
+        PluginRunner(
+            instance,
+            signature,
+            model,
+            failures,
+            other_sizes,
+            quick=backend.quick,
+            keeps_state=tensors.keeps_state,
+            on_close=close,
+        )
         for instance in instances
     ]
 

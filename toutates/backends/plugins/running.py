@@ -11,6 +11,7 @@ import numpy as np
 
 from toutates.backends.interface import Array, Instance
 from toutates.backends.plugins.importing import MAX_REASON
+from toutates.backends.sequences import SLOT_INPUT
 from toutates.engine.lane import Batch, PackedLane
 from toutates.engine.packing import OtherSizes, OutputArray, OutputPacker
 from toutates.engine.result import Outputs
@@ -35,6 +36,7 @@ class PluginRunner:
         failures: of the backend.
         other_sizes: of the version.
         quick: see ``backends.interface.Backend``.
+        keeps_state: see ``backends.interface.Tensors``.
         on_close: called once no run will follow.
     """
 
@@ -47,12 +49,13 @@ class PluginRunner:
         other_sizes: OtherSizes | None = None,
         *,
         quick: bool,
+        keeps_state: bool = False,
         on_close: Callable[[], None],
     ) -> None:
         self.started_ns = self.ended_ns = 0
         #: only what is quick may be run by workers; how long others take is not even measured
         self.on_cpu = self.one_thread = quick
-        self._run = instance.run
+        self._run = _by_slot(instance) if keeps_state else instance.run
         self._signature = signature
         self._names = [tensor.name for tensor in signature.inputs]
         self._outputs = [(tensor.name, not tensor.datatype.size) for tensor in signature.outputs]
@@ -121,6 +124,18 @@ class PluginRunner:
     def close(self) -> None:
         """See ``engine.servable.Backend``."""
         self._on_close()
+
+
+def _by_slot(instance: Any) -> Callable[[dict[str, Any]], Mapping[str, Array]]:
+    """Runs by an instance that keeps the states of sequences. A run without a slot, as for warm-up, begins one."""
+
+    def run(inputs: dict[str, Any]) -> Mapping[str, Array]:
+        given = inputs.pop(SLOT_INPUT, None)
+        slot = -1 if given is None else int(given.flat[0])
+        outputs: Mapping[str, Array] = instance.run_sequence(inputs, max(slot, ~slot), begins=slot < 0)
+        return outputs
+
+    return run
 
 
 class PluginFailures:

@@ -132,6 +132,7 @@ class SequenceServable:
         #: wakes the task that keeps time; None while there is none
         self._wake: Callable[[], None] | None = None
         self._sleeps_until_ns = 0
+        self._model_keeps_states = tensors.model_keeps_states
         self._corrid = next((c for c in tensors.controls if c.kind is ControlKind.CORRID), None)
         poison = current()
         if poison is not None:
@@ -399,6 +400,9 @@ class SequenceServable:
                             # A first state was let in with its sequence.
                             grown = states[at].size - sizes[at] if sizes[at] else 0
                             self._keep(row.sequence, states[at])
+                        elif self._model_keeps_states and (row.start or outcome.error is None):
+                            # Without a first run that succeeds, the slot has what its last sequence has left.
+                            self._keep(row.sequence, NO_STATES if outcome.error is None else None)
                         self._request_bytes -= row.own.size
                         self._scheduler.done(row)
                         if grown > 0 and self._state_bytes > self._bounds.state_bytes:
@@ -673,7 +677,15 @@ def _control(control: Control, rows: Rows) -> bytes:
             return b"".join([true if row is not None and row.end else false for row in rows])
         case ControlKind.READY:
             return b"".join([false if row is None else true for row in rows])
+        case ControlKind.SLOT:
+            return b"".join([b"" if row is None else _slot(row) for row in rows])
     return b"".join([false if row is None else control.corrid(row.sequence.identifier) for row in rows])
+
+
+def _slot(row: Given[SequenceRequest]) -> bytes:
+    """The slot of a sequence; its complement, which is negative, where its state has to be a fresh one."""
+    slot = row.sequence.slot
+    return (~slot if row.start or row.sequence.state is None else slot).to_bytes(4, "little", signed=True)
 
 
 def _failure(error: RequestError) -> Outcome:

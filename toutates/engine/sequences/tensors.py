@@ -25,6 +25,8 @@ class ControlKind(Enum):
     READY = "ready"
     #: the id of the sequence
     CORRID = "corrid"
+    #: where the model keeps the state of the sequence; no configuration has it
+    SLOT = "slot"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +37,13 @@ class Control:
         index: of the input.
         kind: see ``ControlKind``.
         datatype: of the input.
-        false, true: bytes of the two values; of CORRID ``false`` alone, which is that of a null row.
+        false, true: bytes of the two values; of CORRID ``false`` alone, which is that of a null row, and of SLOT none.
     """
 
     index: int
     kind: ControlKind
     datatype: Datatype
-    false: bytes
+    false: bytes = b""
     true: bytes = b""
 
     def corrid(self, identifier: Identifier) -> bytes:
@@ -101,6 +103,11 @@ class SequenceTensors:
     controls: tuple[Control, ...] = ()
     states: tuple[State, ...] = ()
     initial: RowStates = NO_STATES
+
+    @property
+    def model_keeps_states(self) -> bool:
+        """Whether the model itself has a state for each slot. Its rows never share a run."""
+        return any(control.kind is ControlKind.SLOT for control in self.controls)
 
     @property
     def has_open_states(self) -> bool:
