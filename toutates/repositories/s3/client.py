@@ -1,9 +1,9 @@
 """The one module that uses boto3: it lists and reads a bucket, and explains boto3's errors in our words.
 
 Credentials are found by boto3's own chain: the environment, profiles, web identities, instance roles; those in Triton's
-file of credentials come before it. They are never in
-a message of ours, and the libraries' own debug logs, which would show signed requests, stay off whatever --log-level
-says.
+file of credentials come before it. Where there are none, requests are not signed: a bucket that anybody may read needs
+none. They are never in a message of ours, and the libraries' own debug logs, which would show signed requests, stay off
+whatever --log-level says.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ _MAX_OBJECTS: Final = 200_000
 _MAX_SHOWN: Final = 300  # characters of a text that is not ours
 
 _CREDENTIALS: Final = "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, the profile (AWS_PROFILE) or the role"
+_SET_CREDENTIALS: Final = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or use a profile or a role"
 _WRONG_CREDENTIALS: Final = frozenset(
     {"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "TokenRefreshRequired"}
 )
@@ -81,6 +82,7 @@ class S3Client:
             import boto3
             import botocore.session
             from boto3.s3.transfer import TransferConfig, create_transfer_manager
+            from botocore import UNSIGNED
             from botocore.config import Config
             from botocore.exceptions import BotoCoreError
             from botocore.response import StreamingBody
@@ -99,7 +101,11 @@ class S3Client:
             retries: dict[str, Any] = {"mode": "standard"}
             if core.get_config_variable("max_attempts") is None:
                 retries["total_max_attempts"] = _ATTEMPTS
+            # The client itself would look for them now, too, and go on without. A bucket that anybody may read answers
+            # what is not signed.
+            self._is_unsigned = core.get_credentials() is None
             config = Config(
+                signature_version=UNSIGNED if self._is_unsigned else None,
                 retries=retries,
                 connect_timeout=_CONNECT_SECONDS,
                 read_timeout=_READ_SECONDS,
@@ -285,6 +291,8 @@ class S3Client:
         if isinstance(error, boto.ClientError):
             if code == "NoSuchBucket":
                 return wrong("there is no such bucket", "correct the bucket's name or --s3-endpoint, or create it")
+            if self._is_unsigned and (code in _WRONG_CREDENTIALS | _FORBIDDEN or status in (401, 403)):
+                return wrong(f"no credentials were found, and without them access is denied ({code})", _SET_CREDENTIALS)
             if code in _WRONG_CREDENTIALS:
                 return wrong(f"the credentials are not accepted ({code})", _CREDENTIALS)
             if code in _FORBIDDEN or status in (401, 403):
@@ -298,9 +306,7 @@ class S3Client:
             if status == 404:
                 return wrong(f"nothing is there ({code})", "check the bucket and that --s3-endpoint is an S3 service")
         if isinstance(error, (boto.NoCredentialsError, boto.PartialCredentialsError)):
-            return wrong(
-                "there are no credentials", "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or use a profile"
-            )
+            return wrong("there are no credentials", _SET_CREDENTIALS)
         if isinstance(error, (boto.CredentialRetrievalError, boto.SSOError, boto.ProfileNotFound)):
             return wrong(f"no credentials can be had: {_shown(error)}", _CREDENTIALS)
         if isinstance(error, (boto.NoRegionError, boto.InvalidRegionError)):
