@@ -22,7 +22,7 @@ from toutates.models.config.misplaced import loose_graphs
 from toutates.models.dependencies import member_problems
 from toutates.models.inspection import InspectedVersion
 from toutates.models.kinds import Kind, inspect_version
-from toutates.models.repository import ModelFolder, VersionFolder, say_passed_over
+from toutates.models.repository import ModelFolder, VersionFolder, say_passed_over, unexpected
 from toutates.repositories.interface import Repository
 from toutates.repositories.local.repository import LocalRepository
 from toutates.repositories.opening import open_repositories
@@ -176,6 +176,8 @@ def _check_model(repository: Repository, found: ModelFolder, checks: _Checks, re
         folder = repository.fetch(found, lambda done, total: None)
     except ToutatesError as error:
         own.problems += [one_line(line) for line in str(error).splitlines()]
+    except Exception as error:
+        own.problems.append(one_line(unexpected(found.name, found.path, error)))
     else:
         _check_links(folder.path, own)
         own.warnings += [one_line(warning) for warning in folder.warnings]

@@ -24,9 +24,10 @@ from toutates.models.ordering import with_order
 from toutates.models.repository import VersionFolder
 from toutates.models.table import ServedVersion
 from toutates.models.turns import end_without_run, turns_of
-from toutates.system.errors import ModelLoadError
+from toutates.system.errors import ModelLoadError, ToutatesError
 from toutates.system.placement import Placement, running_on
 from toutates.system.remembered import Remembered
+from toutates.system.text import described
 
 __all__ = ["BackendNames", "Kind", "inspect_version", "load_version"]
 
@@ -158,10 +159,15 @@ def inspect_version(
         ConfigurationError: with a line for each problem, however many there are.
         ModelLoadError: it cannot be read.
     """
-    configuration = load_configuration(version, BackendNames(kinds), most_problems=None)
-    check_cache_settings(model, configuration)
-    check_latency_target(model, configuration)
-    return _kind_of(kinds, configuration).inspect(model, configuration, try_warmup=try_warmup)
+    try:
+        configuration = load_configuration(version, BackendNames(kinds), most_problems=None)
+        check_cache_settings(model, configuration)
+        check_latency_target(model, configuration)
+        return _kind_of(kinds, configuration).inspect(model, configuration, try_warmup=try_warmup)
+    except ToutatesError:
+        raise
+    except Exception as error:  # as `load_version`'s callers take any: it is this version's alone
+        raise ModelLoadError(described(error)) from error
 
 
 class BackendNames(FoundNames):

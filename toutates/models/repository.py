@@ -23,6 +23,7 @@ deployments swap repositories by them; hidden entries are passed over, because K
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import re
 import stat
@@ -45,7 +46,7 @@ from toutates.models.config.settings import CONFIG_NAME, MODEL_FILENAME
 from toutates.models.config.triton_configuration import TritonConfiguration, read_triton_configuration
 from toutates.models.text_folder import is_text_folder
 from toutates.system.errors import ConfigurationError
-from toutates.system.text import printable
+from toutates.system.text import described, printable
 
 __all__ = [
     "MODEL_FILENAME",
@@ -64,8 +65,11 @@ __all__ = [
     "say_passed_over",
     "scan",
     "scan_model",
+    "unexpected",
     "version_folder",
 ]
+
+logger = logging.getLogger(__name__)
 
 #: Triton's own sub-directories of a model
 RESERVED: Final = frozenset({"configs", "initial_state", "warmup"})
@@ -279,6 +283,26 @@ def scan_model(path: Path, override: TritonConfiguration | None = None) -> Model
     if reason:
         return ModelFolder(name, path, problem=reason, passed_over=True)
     try:
+        return _scanned(path, override)
+    except Exception as error:
+        return ModelFolder(_shown(name), path, problem=unexpected(name, path, error))
+
+
+def unexpected(model: str, path: Path, error: Exception) -> str:
+    """Why a model cannot be served whose files have shown a bug of ours, so that it takes no other model with it.
+
+    Args:
+        model: its name.
+        path: its directory.
+        error: what was raised. Its traceback is for --log-level debug: a poll may raise it again and again.
+    """
+    logger.debug("the files of model '%s' cannot be read", printable(model), exc_info=error)
+    return f"'{path}' cannot be read: {described(error)}"
+
+
+def _scanned(path: Path, override: TritonConfiguration | None) -> ModelFolder:
+    name = path.name
+    try:
         names = os.listdir(path)
     except OSError as exc:
         return ModelFolder(_shown(name), path, problem=f"cannot read '{path}': {exc.strerror}")
@@ -336,6 +360,8 @@ def lone_model(root: Path, name: str, override: TritonConfiguration | None = Non
         triton = override or read_triton_configuration(root, name)
     except ConfigurationError as error:
         return ModelFolder(name, root, problem=str(error), is_lone=True)
+    except Exception as error:
+        return ModelFolder(name, root, problem=unexpected(name, root, error), is_lone=True)
     filename = triton.settings.model_filename if triton is not None else ""
     warnings = (triton.warning,) if triton is not None and triton.warning else ()
     return ModelFolder(name, root, (version_folder(root, filename, triton, is_lone=True),), warnings, is_lone=True)

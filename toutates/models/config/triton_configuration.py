@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import Final, TypeVar
 
 from toutates.models.config.declared import Declared
+from toutates.models.config.enums import check_enums
 from toutates.models.config.other_kinds import PYTORCH_RUNTIME, backend_of_platform
 from toutates.models.config.pbtxt import PBTXT_NAME, config_of, read_pbtxt_file, says_batch_size
 from toutates.models.config.problems import Problems
@@ -179,6 +180,8 @@ class _Reader:
 
     def read(self) -> TritonConfiguration:
         config = self._config
+        check_enums(config, self._problems)
+        self._problems.raise_all()  # nothing reads a message with such numbers
         backend = self._backend()
         # What the fields mean that are not the same for all backends is for the backend's own kind to say.
         is_onnx = not backend or backend in ONNX_BACKENDS

@@ -12,7 +12,7 @@ from typing import Final
 
 import trio
 
-from toutates.models.repository import ModelFolder
+from toutates.models.repository import ModelFolder, unexpected
 from toutates.repositories.control.threads import in_thread
 from toutates.repositories.interface import Progress, Repository
 from toutates.repositories.local.repository import LocalRepository
@@ -54,6 +54,8 @@ async def fetch_all(
             folders[number] = await in_thread(cpus, work, name=f"fetch {folder.name}", limiter=limiter)
         except ToutatesError as error:
             folders[number] = replace(folder, versions=(), problem=str(error))
+        except Exception as error:
+            folders[number] = replace(folder, versions=(), problem=unexpected(folder.name, folder.path, error))
 
     async def stop_when_cancelled() -> None:
         try:

@@ -33,6 +33,7 @@ from toutates.repositories.control.waiting import Waiting
 from toutates.repositories.interface import Recalled, Repository
 from toutates.repositories.opening import refuse_duplicates, refuse_unknown
 from toutates.system.errors import ConfigurationError, RepositoryError, ToutatesError
+from toutates.system.text import described
 
 __all__ = ["PATIENCE_S", "FirstLook", "Late", "look_first"]
 
@@ -237,6 +238,12 @@ class _Asking:
                     raise ConfigurationError(problem) from error
                 else:
                     self._give_up(repository, problem)
+        except Exception as error:  # a bug of ours, which is to cost the other repositories nothing
+            logger.debug("the model repository '%s' cannot be read", repository.name, exc_info=True)
+            if repository in self._open():
+                if self._all_must_answer:
+                    raise ConfigurationError(f"'{repository.name}' cannot be read: {described(error)}") from error
+                self._give_up(repository, described(error))
         else:
             if repository in self._late:  # it answers after all, before its last listing was used
                 del self._late[repository]

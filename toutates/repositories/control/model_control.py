@@ -29,7 +29,7 @@ import trio
 
 from toutates.models.config.triton_configuration import TritonConfiguration
 from toutates.models.manager import ModelManager
-from toutates.models.repository import ModelFolder
+from toutates.models.repository import ModelFolder, unexpected
 from toutates.models.running import Outcome
 from toutates.models.turn import ModelTurn
 from toutates.repositories.control.first_look import Late
@@ -308,6 +308,10 @@ class ModelControl:
                 known.tried = (found.repository.name, "")
                 self._looks.say(f"model {name}", f"model '{name}' cannot be loaded: {error}")
                 self._manager.refuse(name, str(error))
+            except Exception as error:  # a bug of ours, which is to cost no other model its turn
+                problem = described(error)
+                logger.exception("loading model '%s' failed unexpectedly: %s", name, problem, extra={"model": name})
+                self._manager.refuse(name, problem)
             else:
                 self._looks.told.forget(f"model {name}")
                 source = found.folder.source
@@ -658,6 +662,9 @@ class ModelControl:
             folder = await in_thread(self._cpus, fetch)
         except ToutatesError as error:
             raise NotInRepository(f"{failed(name)}: {error}") from error
+        except Exception as error:
+            problem = unexpected(name, found.folder.path, error)
+            raise NotInRepository(f"{failed(name)}: {problem}") from error
         await self._load_fetched(
             turn, found.repository, folder, known, overridden=override is not None, all_or_none=all_or_none
         )

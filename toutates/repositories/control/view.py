@@ -16,6 +16,7 @@ from toutates.repositories.control.threads import in_thread
 from toutates.repositories.interface import Repository
 from toutates.system.errors import ToutatesError
 from toutates.system.logs.limit import Told
+from toutates.system.text import described
 
 __all__ = ["Found", "Looks", "View"]
 
@@ -99,6 +100,11 @@ class Looks:
                 self.say(
                     f"repository {repository.name}", str(error), f"{error}; what is served from there is served on"
                 )
+            except Exception as error:  # a bug of ours, which is to cost the other repositories nothing
+                view.unreadable.add(repository.name)
+                problem = f"the model repository '{repository.name}' cannot be read: {described(error)}"
+                logger.debug("%s", problem, exc_info=True)
+                self.say(f"repository {repository.name}", problem, f"{problem}; what is served from there is served on")
 
         async with trio.open_nursery() as nursery:
             for repository in repositories:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from toutates.models.config.misplaced import loose_graphs
-from toutates.models.repository import ModelFolder, VersionFolder, is_plain_name, model_names, scan
+from toutates.models.repository import ModelFolder, VersionFolder, is_plain_name, model_names, scan, unexpected
 from toutates.repositories.interface import (
     Progress,
     Recalled,
@@ -156,11 +156,15 @@ def _described(folder: ModelFolder, entries: Sequence[tuple[str, str, int]] | No
     """
     if folder.passed_over:  # it may hold any number of files, and none of them matters
         return replace(folder, source=str(folder.path))
-    if entries is None:
-        path = str(folder.path)
-        files = _files_of(path)
-        entries = files.entries if files is not None else list(_entries(path, "", set()))
-    return with_fingerprints(folder, sorted(entries), source=folder.source or str(folder.path))
+    path = str(folder.path)
+    try:
+        if entries is None:
+            files = _files_of(path)
+            entries = files.entries if files is not None else list(_entries(path, "", set()))
+        return with_fingerprints(folder, sorted(entries), source=folder.source or path)
+    except Exception as error:  # such as directories in each other, more than anybody reads
+        problem = unexpected(folder.name, folder.path, error)
+        return replace(folder, versions=(), problem=problem, source=folder.source or path)
 
 
 def _size(version: VersionFolder, found: Sequence[tuple[str, str, int]]) -> int | None:

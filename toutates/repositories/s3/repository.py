@@ -220,7 +220,7 @@ class S3Repository:
         folder = self._fetch(files, lambda done, total: None, ())
         try:
             triton = read_triton_configuration(folder.path)
-        except ConfigurationError:
+        except Exception:
             return None, ()  # said once all is here, as of any other directory
         finally:
             self.release(folder)
