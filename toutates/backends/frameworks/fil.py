@@ -61,15 +61,17 @@ class Fil(Backend):
             raise FileNotFoundError(
                 f"unable to find '{path}'; put the model there, or name it in default_model_filename"
             )
-        threads = {"threads": str(max(source.integer("cpu_nthread", 1), 1))}
+        own_parameters = {"threads": str(max(source.integer("cpu_nthread", 1), 1))}
+        if package == "xgboost" and "best_iteration" in source.parameters:
+            own_parameters["best_iteration"] = source.text("best_iteration")
         self._inner = _backend(package)
-        own = self._inner.load(replace(source, path=path, parameters=threads, inputs=(), outputs=()))
+        own = self._inner.load(replace(source, path=path, parameters=own_parameters, inputs=(), outputs=()))
         self.quick = self._inner.quick
         results = int(own.outputs[0].shape[1])
         columns = results
         if self._is_classifier:
             columns = max(results, 2) if self._probabilities else 1
-        return Tensors(own.inputs, [Tensor("output__0", "FP32", (-1, columns))])
+        return Tensors(own.inputs, [Tensor("output__0", "FP32", (-1, columns))], warnings=own.warnings)
 
     def instance(self, number: int, device: str) -> Instance:
         """See ``Backend``."""
@@ -107,4 +109,7 @@ def _backend(package: str) -> Backend:
         return LightGbm()
     from toutates.backends.frameworks.xgboost import XGBoost
 
-    return XGBoost()
+    booster = XGBoost()
+    # Triton uses all trees, whoever has written the file.
+    booster.follows_scikit_learn = False
+    return booster

@@ -6,6 +6,7 @@ of microseconds of Python.
 
 from __future__ import annotations
 
+import codecs
 import ctypes
 import subprocess
 import sys
@@ -31,16 +32,17 @@ _PREDICTIONS: Final = {"normal": 0, "raw_score": 1, "leaf_index": 2, "contrib": 
 _TRIAL_S: Final = 100
 _MAX_SAID: Final = 300
 
-#: Loads a model and predicts one row of zeros. LightGBM ends the process where it meets a tree that it cannot read.
+#: Loads the model on its standard input, and predicts one row of zeros. LightGBM ends the process where it meets a tree
+#: that it cannot read.
 _TRIAL: Final = """
 import ctypes, sys
-lib, path = ctypes.CDLL(sys.argv[1]), sys.argv[2].encode()
+lib, text = ctypes.CDLL(sys.argv[1]), sys.stdin.buffer.read()
 lib.LGBM_GetLastError.restype = ctypes.c_char_p
 def call(name, *arguments):
     if getattr(lib, name)(*arguments):
         sys.exit("said: " + lib.LGBM_GetLastError().decode(errors="replace"))
 handle, number, written = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int64()
-call("LGBM_BoosterCreateFromModelfile", path, ctypes.byref(number), ctypes.byref(handle))
+call("LGBM_BoosterLoadModelFromString", text, ctypes.byref(number), ctypes.byref(handle))
 call("LGBM_BoosterGetNumFeature", handle, ctypes.byref(number))
 call("LGBM_BoosterCalcNumPredict", handle, 1, 0, 0, -1, ctypes.byref(written))
 row, out = (ctypes.c_double * number.value)(), (ctypes.c_double * written.value)()
@@ -67,11 +69,12 @@ class LightGbm(Backend):
         self._kind = _PREDICTIONS[source.text("predict", "normal", tuple(_PREDICTIONS))]
         self._parameters = f"num_threads={threads} verbosity=-1".encode()
         path = _library_path()
-        _try(path, source.path)
+        text = _text(source.path)
+        _try(path, source.path.name, text)
         self._library = library = _library(path)
         self._handle = ctypes.c_void_p()
         number, count = ctypes.c_int(), ctypes.c_int64()
-        _call(library, "BoosterCreateFromModelfile", str(source.path).encode(), _ref(number), _ref(self._handle))
+        _call(library, "BoosterLoadModelFromString", text, _ref(number), _ref(self._handle))
         _call(library, "BoosterGetNumFeature", self._handle, _ref(number))
         _call(library, "BoosterCalcNumPredict", self._handle, 1, self._kind, 0, -1, _ref(count))
         self._features, self._results = number.value, count.value
@@ -169,21 +172,26 @@ def _library(path: Path) -> Any:
     return library
 
 
-def _try(library: Path, path: Path) -> None:
-    """Load a file in a process of its own, which a file that is cut short ends.
+def _text(path: Path) -> bytes:
+    """The text of a model's file with the line ends that LightGBM writes: it counts the bytes of each tree."""
+    return path.read_bytes().removeprefix(codecs.BOM_UTF8).replace(b"\r\n", b"\n")
+
+
+def _try(library: Path, filename: str, text: bytes) -> None:
+    """Load a file's text in a process of its own, which one that is cut short ends.
 
     Raises:
         ValueError: it cannot be loaded, with LightGBM's reason.
     """
-    command = [sys.executable, "-I", "-S", "-c", _TRIAL, str(library), str(path)]
-    tried = subprocess.run(command, capture_output=True, timeout=_TRIAL_S, stdin=subprocess.DEVNULL, check=False)
+    command = [sys.executable, "-I", "-S", "-c", _TRIAL, str(library)]
+    tried = subprocess.run(command, capture_output=True, timeout=_TRIAL_S, input=text, check=False)
     if tried.returncode:
         lines = (tried.stderr + tried.stdout).decode(errors="replace").splitlines()
         said = [line.partition("said: ")[2] for line in lines if line.startswith("said: ")]
         said += [line.partition("[Fatal] ")[2] for line in lines if "[Fatal]" in line]
         reason = said[0][:_MAX_SAID].strip() if said else f"it ends with {tried.returncode}"
         raise ValueError(
-            f"LightGBM cannot read '{path.name}', which is cut short or no model of its text format: {reason}"
+            f"LightGBM cannot read '{filename}', which is cut short or no model of its text format: {reason}"
         )
 
 
