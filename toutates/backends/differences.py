@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from math import isfinite, prod
+from math import isfinite, prod, sqrt
 from typing import Any, Final
 
 import numpy as np
@@ -60,15 +60,18 @@ def differ(
         return 0.0, True
     if part.dtype.itemsize < 4:
         part, joined = part.astype(np.float32), joined.astype(np.float32)
-    # Finite numbers have a finite sum of squares, and NumPy's dot is the quickest way to know.
+    # NumPy's dot is the quickest look at all numbers: a sum of squares is finite where they are. No number is larger
+    # than the root of that sum, and the largest is not less than the root of the mean.
     flat = part.reshape(-1)
-    if isfinite(flat.dot(flat)):
-        difference = float(np.abs(part - joined).max())
-        if not difference:
-            return 0.0, True
-        most = float(max(np.abs(part).max(), np.abs(joined).max()))
+    squares = float(flat.dot(flat))
+    if isfinite(squares):
+        off = (part - joined).reshape(-1)
+        off_squares = float(off.dot(off)) * part.size
+        if off_squares <= EXACT * EXACT * squares:
+            return sqrt(off_squares / squares) / EXACT if off_squares else 0.0, True
+        difference = float(np.abs(off).max())
         if isfinite(difference):
-            return difference / (EXACT * most), True
+            return difference / (EXACT * float(max(np.abs(part).max(), np.abs(joined).max()))), True
     return _differ_unbounded(part, joined), True
 
 

@@ -5,10 +5,12 @@ Source: "Encoding" in the Protocol Buffers documentation.
 
 from __future__ import annotations
 
+from mmap import mmap
+
 __all__ = ["field_head", "read_varint"]
 
 
-def read_varint(buffer: bytes | memoryview, at: int) -> tuple[int, int]:
+def read_varint(buffer: bytes | memoryview | mmap, at: int) -> tuple[int, int]:
     """The varint that begins at offset ``at``, and the offset of its end.
 
     Raises:

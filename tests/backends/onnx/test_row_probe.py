@@ -5,20 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
 
-from tests.e2e.dependent_models import graph, node, quantized, running_sum
+from tests.e2e.dependent_models import running_sum
 from toutates.backends.onnx import row_probe as row_probe_module
-from toutates.backends.onnx.graph_facts import facts_of
 from toutates.backends.onnx.opening import SessionOptions, load_session
 from toutates.backends.onnx.preparing import check_graph, prepare
 from toutates.backends.onnx.provider_names import CPU, TENSORRT
 from toutates.backends.onnx.row_probe import probe_rows
 from toutates.backends.onnx.session import ModelSession
-from toutates.backends.probing import GraphFacts, Verdict
+from toutates.backends.probing import Verdict
 from toutates.models.config.configuration import load_configuration
 from toutates.models.repository import scan_model
 
@@ -88,51 +86,3 @@ def test_equal_files_are_probed_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     # The word of a configuration makes another question of it.
     said, _ = probed(tmp_path / "c", running_sum(), monkeypatch, row_ns=60_000, more="batching: true\n")
     assert said.joins
-
-
-def _loop(body: onnx.NodeProto) -> onnx.ModelProto:
-    """A graph with a node in a branch."""
-
-    def branch(own: onnx.NodeProto) -> onnx.GraphProto:
-        return helper.make_graph([own], "b", [], [helper.make_tensor_value_info("r", F, VALUE)])
-
-    same = helper.make_node("Identity", ["x"], ["r"])
-    either = helper.make_node("If", ["yes"], ["y"], then_branch=branch(body), else_branch=branch(same))
-    return graph([either], [("x", F, VALUE)], [("y", F, VALUE)], yes=np.array(True))
-
-
-def _half() -> onnx.ModelProto:
-    cast = [node("Cast", "x", "h", to=TensorProto.FLOAT16), node("Cast", "h", "y", to=F)]
-    return graph(cast, [("x", F, VALUE)], [("y", F, VALUE)])
-
-
-def _large() -> onnx.ModelProto:
-    model = graph([node("Add", "x w", "y")], [("x", F, VALUE)], [("y", F, VALUE)])
-    model.graph.initializer.append(numpy_helper.from_array(np.zeros((100_000, 4), np.float32), "w"))
-    return model
-
-
-@pytest.mark.parametrize(
-    ("model", "facts"),
-    [
-        (running_sum(), GraphFacts()),
-        (_large(), GraphFacts()),
-        (quantized(), GraphFacts(is_inexact=True)),
-        (_half(), GraphFacts(is_inexact=True)),
-        (running_sum(TensorProto.BFLOAT16), GraphFacts(is_inexact=True)),
-        (_loop(helper.make_node("RandomNormalLike", ["x"], ["r"])), GraphFacts(is_random=True)),
-        (_loop(helper.make_node("Neg", ["x"], ["r"])), GraphFacts()),
-    ],
-)
-def test_a_file_tells_what_its_graph_is_made_of(tmp_path: Path, model: onnx.ModelProto, facts: GraphFacts) -> None:
-    path = tmp_path / "model.onnx"
-    path.write_bytes(model.SerializeToString())
-    assert facts_of(path) == facts
-
-
-@pytest.mark.parametrize("content", [b"", b"\xff" * 100, b"ORTM" * 10, b"\x3a\xff\xff\x03abc"])
-def test_of_a_file_that_is_no_graph_nothing_is_known(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "model.onnx"
-    path.write_bytes(content)
-    assert facts_of(path) == GraphFacts()
-    assert facts_of(tmp_path / "absent") == GraphFacts()

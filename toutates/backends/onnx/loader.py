@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from toutates.backends.batches import batches_of
+from toutates.backends.onnx.graph_file import GraphFile
 from toutates.backends.onnx.inspection import inspect_graph
 from toutates.backends.onnx.opening import SessionOptions, load_session
-from toutates.backends.onnx.operators import read_operators
 from toutates.backends.onnx.pinned import PinnedMemory, find_cuda_runtime
 from toutates.backends.onnx.preparing import CheckedGraph, check_graph, explained, prepare
 from toutates.backends.onnx.provider_names import CPU, Provider
@@ -109,6 +109,7 @@ class OnnxKind:
         # Weights then are in memory once. Threads and memory of a session's own are an executor's own.
         share_session = _on_cpu(options) and profiling is None and not (shrinkage or sized) and _one_thread(options[0])
         files = None if share_session or len(options) == 1 else FilesOfSessions(version)
+        graph_file = GraphFile(model_path)
         with explained(version):
             first = load_session(model_path, self._placed(options[0]), profile_prefix=prefixes[0])
         checked = check_graph(first, prepared, first.get_providers(), version.model_dir)
@@ -133,7 +134,6 @@ class OnnxKind:
             files.check()
         profile_batches = (profiling.stop_after_batches or _NEVER_STOP) if profiling is not None else None
         in_time = checked.padding is not None and settings.session.memory_arena and not shrinkage
-        has_subgraphs = read_operators(model_path).has_subgraphs
         other_sizes = OtherSizes(model, version.number)
         ragged = checked.padding if isinstance(checked.padding, Ragged) else None
         sessions = [
@@ -146,7 +146,7 @@ class OnnxKind:
                 arena_shrinkage=shrinkage,
                 shrinks_in_time=in_time,
                 shares_arena=shares_arena,
-                has_subgraphs=has_subgraphs,
+                has_subgraphs=graph_file.has_subgraphs,
                 other_sizes=other_sizes,
             )
             for number, session in enumerate((first, *others))

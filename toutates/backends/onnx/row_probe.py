@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from toutates.backends.onnx.graph_facts import facts_of
+from toutates.backends.onnx.graph_file import GraphFile
 from toutates.backends.onnx.provider_names import ON_DEVICES, TENSORRT
 from toutates.backends.onnx.session import ModelSession
 from toutates.backends.output_shapes import SeenShapes
@@ -75,7 +75,7 @@ def probe_rows(
         row_ns=row_ns,
         says_joined=settings.joined_by,
         lengths=lengths,
-        facts=partial(facts_of, path),
+        facts=lambda: GraphFile(path).facts(),
         run_joined=session.run_each if isinstance(session, RaggedBackend) else None,
         uncounted=tuple(ragged.outputs) if ragged is not None else (),
         joint_rows=joint_rows,

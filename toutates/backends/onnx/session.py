@@ -75,8 +75,8 @@ class ModelSession:
         shrinks_in_time: whether the arena of the CPU gives memory back after a run once a second, for models whose
             runs differ in size.
         shares_arena: whether it uses the arena of all small models.
-        has_subgraphs: whether an operator of the graph has a graph of its own, so that one run may write to other
-            places than the next.
+        has_subgraphs: tells whether an operator of the graph has a graph of its own, so that one run may write to other
+            places than the next. Asked after a run on bound outputs.
         other_sizes: of the version; None for its own.
     """
 
@@ -91,7 +91,7 @@ class ModelSession:
         arena_shrinkage: str = "",
         shrinks_in_time: bool = False,
         shares_arena: bool = False,
-        has_subgraphs: bool = False,
+        has_subgraphs: Callable[[], bool] = lambda: False,
         other_sizes: OtherSizes | None = None,
     ) -> None:
         self.session = session
@@ -205,7 +205,7 @@ class ModelSession:
         values = binding.get_outputs()
         places = [buffer.__array_interface__["data"][0] for buffer in buffers]
         if [value.data_ptr() for value in values] == places:
-            if not self._has_subgraphs:
+            if not self._has_subgraphs():
                 lane.note_places(in_place=True)
             return None
         lane.note_places(in_place=False)
@@ -265,7 +265,7 @@ class ModelSession:
         if not is_placed:
             lane.note_places(in_place=False)  # as in ``_own_outputs``; so this run's come to the host, and all others'
             return self._run_on_device(lane, batch, rows)
-        if in_place is None and placed and not self._has_subgraphs:
+        if in_place is None and placed and not self._has_subgraphs():
             lane.note_places(in_place=True)
         arrays = [None if index in placed else self._as_array(value) for index, value in enumerate(values)]
         return self._packer.pack(self._not_the_inputs(arrays), rows, elsewhere=placed)

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from toutates.backends.differences import differ
-from toutates.backends.onnx.graph_facts import facts_of
+from toutates.backends.onnx.graph_file import GraphFile
 from toutates.backends.probing import Difference, NoDraw, NotJoined, Verdict, judged
 from toutates.backends.text.computing import Computing
 from toutates.backends.text.folder import TextFolder
@@ -91,7 +91,7 @@ def probe_texts(
         found = [differ(one[None], [other[None]], 1, "FP32")[0] for one, other in zip(together, apart, strict=True)]
         return Difference(max(found), 0.0, "what it makes of a text")
 
-    return judged(difference, row_ns=run_ns // 2, says_joined=says_joined, facts=lambda: facts_of(graph))
+    return judged(difference, row_ns=run_ns // 2, says_joined=says_joined, facts=lambda: GraphFile(graph).facts())
 
 
 def _rows(folder: TextFolder, reader: Reader, info: TextInfo, draw: int) -> list[Row]:
