@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from toutates.system.errors import ConfigurationError, ExecutionFailed
+from toutates.system.errors import ConfigurationError
 from toutates.system.poison import VARIABLE, Poison, Refilled, current
 
 POISON = Poison(bytes(range(0x90, 0xA0)))
@@ -102,15 +102,3 @@ def test_objects_are_strings_that_nobody_wrote() -> None:
     POISON.fill(array)
     assert set(array.flat) == {POISON.string}
     assert POISON.is_in(POISON.string)
-
-
-def test_what_is_computed_of_a_buffer_is_searched_first() -> None:
-    array = np.zeros((2, 3), np.float64)
-    searching = POISON.searching(lambda rows: rows.astype(np.float32), "m", "y")
-    assert searching(array).dtype == np.float32
-    POISON.fill(array)
-    array[0] = 1
-    hits = POISON.hits
-    with pytest.raises(ExecutionFailed, match="output 'y' of model 'm' has memory that nobody wrote"):
-        searching(array)
-    assert POISON.hits == hits + 1

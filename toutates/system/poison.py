@@ -103,25 +103,6 @@ class Poison:
 
         return filled
 
-    def searching(
-        self, finish: Callable[[npt.NDArray[Any]], V], model: str, output: str
-    ) -> Callable[[npt.NDArray[Any]], V]:
-        """What finishes arrays as ``finish`` does, once it has seen that all of their bytes are written.
-
-        For arrays that are filled and computed on before they are an output.
-
-        Args:
-            finish: is given an array of two dimensions or more, whose rows are C-contiguous.
-            model, output: names, for errors.
-        """
-
-        def searched(array: npt.NDArray[Any]) -> V:
-            if self.is_in_rows(array.reshape(-1).view(np.uint8), array[:1].nbytes):
-                raise self.found_in(model, output)
-            return finish(array)
-
-        return searched
-
     def is_in(self, content: bytes | memoryview | npt.NDArray[np.uint8]) -> bool:
         """Whether eight bytes of the pattern in a row are in a content, wherever they begin."""
         found = np.frombuffer(content, np.uint8)

@@ -130,19 +130,19 @@ def test_results_that_the_library_has_not_written_are_found(
 ) -> None:
     monkeypatch.setenv(VARIABLE, "1")
     save(tmp_path, train("regression"))
-    predictor = lightgbm._Predictor
+    predictor = lightgbm._PoisonedPredictor
 
     class Careless(predictor):  # type: ignore[valid-type, misc]
         """Calls that compute nothing."""
 
-        def __init__(self, model: Any) -> None:
-            super().__init__(model)
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
             self._one = self._many = lambda *arguments: 0
             self._written.value = rows  # as they say
 
     x = {"input__0": ROWS[:rows].astype(np.float32)}
     [sound] = predict(tmp_path, x).values()
     assert sound.shape == (rows, 1)
-    monkeypatch.setattr(lightgbm, "_Predictor", Careless)
+    monkeypatch.setattr(lightgbm, "_PoisonedPredictor", Careless)
     with pytest.raises(ExecutionFailed, match="output 'output__0' of model 'm' has memory that nobody wrote"):
         predict(tmp_path, x)

@@ -13,14 +13,13 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.util import find_spec
-from operator import methodcaller
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from toutates.backends.interface import Array, Backend, Instance, Source, Tensor, Tensors
-from toutates.system.poison import current
+from toutates.system.poison import Poison, current
 
 __all__ = ["LightGbm"]
 
@@ -93,7 +92,8 @@ class LightGbm(Backend):
 
     def instance(self, number: int, device: str) -> Instance:
         """See ``Backend``. LightGBM lets several threads predict at once."""
-        return _Predictor(self)
+        poison = current()
+        return _Predictor(self) if poison is None else _PoisonedPredictor(self, poison)
 
     def free(self) -> None:
         """See ``Backend``."""
@@ -111,13 +111,7 @@ class _Predictor:
         self._many = library.LGBM_BoosterPredictForMat
         self._one = library.LGBM_BoosterPredictForMatSingleRowFast
         self._written = ctypes.c_int64()
-        #: makes the array of the results, and what is returned of it
         self._allocate: Callable[..., Array] = np.empty
-        self._finished: Callable[[Array], Array] = methodcaller("astype", self._result, copy=False)
-        poison = current()
-        if poison is not None:
-            self._allocate = poison.filling(np.empty)
-            self._finished = poison.searching(self._finished, model.name, self._output)
         self._arguments = (dtype, model._features, model._kind, model._parameters, ctypes.addressof(self._written))
         self._fast = ctypes.c_void_p()
         _call(
@@ -144,10 +138,26 @@ class _Predictor:
             raise RuntimeError(_last_error(self._model._library))
         if count and self._written.value != out.size:  # the rest would be what was in the memory before
             raise RuntimeError(f"LightGBM has written {self._written.value} values, expected {out.size}")
-        return {self._output: self._finished(out)}
+        return {self._output: out.astype(self._result, copy=False)}
 
     def __del__(self) -> None:
         self._model._library.LGBM_FastConfigFree(self._fast)
+
+
+class _PoisonedPredictor(_Predictor):
+    """One whose results are filled before, and searched before they are FP32, in the test mode of ``system.poison``."""
+
+    def __init__(self, model: LightGbm, poison: Poison) -> None:
+        super().__init__(model)
+        self._allocate = poison.filling(np.empty)
+        self._poison = poison
+        self._returned, self._result = self._result, np.dtype(np.float64)
+
+    def run(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        [(name, results)] = super().run(inputs).items()
+        if self._poison.is_in(results.reshape(-1).view(np.uint8)):
+            raise self._poison.found_in(self._model.name, name)
+        return {name: results.astype(self._returned, copy=False)}
 
 
 def _library_path() -> Path:

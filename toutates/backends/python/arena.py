@@ -20,9 +20,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from toutates.system.poison import current
+from toutates.system.poison import Poison
 
-__all__ = ["Arena"]
+__all__ = ["Arena", "PoisonedArena"]
 
 _ALIGNMENT: Final = 4_096
 #: Memory of blocks from this size on goes back to the system at once.
@@ -55,8 +55,6 @@ class Arena:
         self._free: list[tuple[int, int]] = [(0, self.size)]
         #: ranges whose arrays are gone: put here by finalizers, which may run anywhere and so take no lock
         self._freed: deque[tuple[int, int]] = deque()
-        #: of the tests; not a function around ``allocate``, which would keep this object until a collection
-        self._poison = current()
 
     def allocate(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """An array whose contents are undefined.
@@ -70,8 +68,6 @@ class Arena:
             start = self._take(size)
         array: npt.NDArray[Any] = np.ndarray(shape, dtype, self._memory, start)
         weakref.finalize(array, _let_go, self._memory, self._freed, start, start + size).atexit = False
-        if self._poison is not None:
-            self._poison.fill(array)
         return array
 
     def offset(self, array: npt.NDArray[Any]) -> int:
@@ -110,6 +106,25 @@ class Arena:
                 joined[at : at + 1] = [(start + size, end)] if end - start > size else []
                 return start
         raise MemoryError
+
+
+class PoisonedArena(Arena):
+    """One whose arrays are filled when they are allocated, in the test mode of ``system.poison``.
+
+    Args:
+        size: see ``Arena``.
+        poison: that they are filled with.
+    """
+
+    def __init__(self, size: int, poison: Poison) -> None:
+        super().__init__(size)
+        self._poison = poison
+
+    def allocate(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """See ``Arena``."""
+        array = super().allocate(shape, dtype)
+        self._poison.fill(array)
+        return array
 
 
 def _address(array: npt.NDArray[Any]) -> int:

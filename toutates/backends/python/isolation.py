@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from toutates.backends.python.arena import Arena
+from toutates.backends.python.arena import Arena, PoisonedArena
 from toutates.backends.python.child import frames
 from toutates.backends.python.child.logger import set_sink
 from toutates.backends.python.child.metric_table import MetricTable
@@ -33,6 +33,7 @@ from toutates.models.table import ModelTable
 from toutates.protocol.signature import Signature
 from toutates.system.logs.limit import LineLimit
 from toutates.system.memory import available_memory
+from toutates.system.poison import current
 
 __all__ = ["Code", "Processes", "Start", "Threads"]
 
@@ -130,7 +131,8 @@ class Processes:
         self._get_table, self._loads = get_table, loads
         self._code, self._interpreter, self._reader, self._limits = code, interpreter, reader, limits
         # Batches within their bounds, and outputs: the bound of the machine. Pages are taken when they are used.
-        self._arena = Arena(available_memory())
+        poison = current()
+        self._arena = Arena(available_memory()) if poison is None else PoisonedArena(available_memory(), poison)
         self.closing = Closing()
         self._under_way = LoadsUnderWay() if under_way is None else under_way
         self._under_way.begin(self.closing)
