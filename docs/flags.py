@@ -87,6 +87,9 @@ DETAILS = {
         "`hf://ORG/MODEL`, `oci://REGISTRY/REPO:TAG`, `https://HOST/PATH`. Not required where there is `--s3-bucket`"
     ),
     "model-name": "See [A model alone](model-repository.md#a-model-alone)",
+    "wait-for-repository": (
+        "For volumes that are mounted later. One that is missing then ends the start, with exit code 2"
+    ),
     "load-models": "An unknown name is an error",
     "model-control-mode": "See [Model control](model-repository.md#model-control)",
     "repository-poll-secs": (

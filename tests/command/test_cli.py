@@ -55,6 +55,7 @@ EFFECTS: Final[list[tuple[str, str, str, object]]] = [
     ("--model-name", "resnet", "model_name", "resnet"),
     ("--model-cache-dir", "/elsewhere", "model_cache_dir", Path("/elsewhere")),
     ("--model-cache-size", "7", "model_cache_size", 7),
+    ("--wait-for-repository", "90", "wait_for_repository_s", 90.0),
     ("--download-min-rate", "2K", "download_min_rate", 2_048),
     ("--response-cache-byte-size", "65536", "response_cache_bytes", 65_536),
     ("--rate-limit", "Execution_Count", "rate_limit", "execution_count"),
@@ -548,9 +549,10 @@ def test_an_onnxruntime_that_does_not_work_is_said_so(tmp_path: Path, code: str,
     assert done.stderr.count("\n") == 1
 
 
-def test_a_missing_repository_is_one_line_and_exit_code_2_where_errors_end_the_start() -> None:
+@pytest.mark.parametrize("more", [(), ("--exit-on-error", "true")])
+def test_a_missing_repository_is_one_line_and_exit_code_2(more: tuple[str, ...]) -> None:
     where = ("--model-repository", "/no/such/folder", "--grpc-addr", "127.0.0.1:0", "--metrics-addr", "off")
-    done = run_python(MAIN, *where, "--exit-on-error", "true")
+    done = run_python(MAIN, *where, *more)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         "toutates: error: --model-repository: there is no such directory (got '/no/such/folder'); "

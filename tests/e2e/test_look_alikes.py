@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -73,6 +75,63 @@ def test_a_model_in_two_repositories_leaves_the_others_served(tmp_path: Path) ->
         assert index["double"]["state"] == "UNAVAILABLE"
         assert "it is in two repositories" in index["double"]["reason"]
         assert f"'{second / 'double'}'" in process.log
+
+
+def test_a_model_in_two_repositories_ends_no_start_on_demand(tmp_path: Path) -> None:
+    first, second, log = tmp_path / "first", tmp_path / "second", tmp_path / "log"
+    log.mkdir()
+    for root, name in ((first, "double"), (second, "double"), (first, "a"), (second, "b")):
+        models.add_model(root, name, models.negating_model(1))
+    flags = ("--http-addr", "127.0.0.1:0", "--model-repository", str(second))
+    on_demand = ("--model-control-mode", "on-demand", "--repository-poll-secs", "0.2")
+    with running(first, log, (*flags, *on_demand)) as process, peer_of(process.rest_port) as peer:
+        for name in ("a", "b"):
+            assert peer.ask(get(f"/v2/models/{name}/config")).status == 200
+        refused = peer.ask(get("/v2/models/double/config"))
+        assert refused.status >= 400
+        assert "it is in two repositories" in refused.document["error"]
+        assert "model 'double' cannot be loaded: it is in two repositories" in process.log
+        shutil.rmtree(second / "double")
+        wait_until(lambda: peer.ask(get("/v2/models/double/config")).status == 200)
+    models.add_model(second, "double", models.negating_model(1))
+    grpc = ("--model-repository", str(first), "--grpc-addr", "127.0.0.1:0")
+    ended = run(*grpc, *flags, *on_demand, "--exit-on-error", "true")
+    assert ended.returncode == 2
+    assert "model 'double' is in two repositories" in ended.stderr
+
+
+@pytest.mark.parametrize("mode", ["none", "explicit", "on-demand"])
+def test_a_repository_that_is_missing_ends_the_start_also_where_others_are_there(tmp_path: Path, mode: str) -> None:
+    models.add_model(tmp_path / "first", "a", models.negating_model(1))
+    flags = ("--model-repository", str(tmp_path / "missing"), "--wait-for-repository", "0.1")
+    others = ("--model-repository", str(tmp_path / "first"), "--grpc-addr", "127.0.0.1:0", "--model-control-mode", mode)
+    ended = run(*others, *flags)
+    assert ended.returncode == 2
+    assert "there is no such directory" in ended.stderr
+    assert str(tmp_path / "missing") in ended.stderr
+
+
+def test_a_repository_that_comes_later_is_waited_for(tmp_path: Path) -> None:
+    first, later, log = tmp_path / "first", tmp_path / "volumes" / "later", tmp_path / "log"
+    log.mkdir()
+    models.add_model(first, "a", models.negating_model(1))
+
+    def mount() -> None:
+        wait_until(lambda: "is not there yet: waiting for it, 100 s at most" in logged())
+        models.add_model(tmp_path / "made", "b", models.negating_model(1))
+        later.parent.mkdir()
+        (tmp_path / "made").rename(later)
+
+    def logged() -> str:
+        return "".join(path.read_text() for path in log.iterdir())
+
+    flags = ("--http-addr", "127.0.0.1:0", "--model-repository", str(later), "--wait-for-repository", "100")
+    with ThreadPoolExecutor(1) as pool:
+        mounted = pool.submit(mount)
+        with running(first, log, flags) as process, peer_of(process.rest_port) as peer:
+            mounted.result()
+            index = {entry["name"]: entry["state"] for entry in peer.ask(post("/v2/repository/index", "{}")).document}
+    assert index == {"a": "READY", "b": "READY"}
 
 
 @pytest.mark.parametrize("text", ["[]", "", '""', "3", "null"])

@@ -290,16 +290,17 @@ def test_a_dead_repository_does_not_keep_the_others_from_being_served(
         assert "cannot be listed now" in log.read_text()
 
 
-def test_a_directory_that_is_missing_leaves_the_server_up_and_is_served_once_it_is_there(tmp_path: Path) -> None:
-    root = tmp_path / "mount" / "models"  # a directory whose parent is there would be waited for
+def test_a_directory_that_cannot_be_read_leaves_the_server_up_and_is_served_once_it_can(tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    root.symlink_to(root)  # whoever runs this may read what is only forbidden
     with running(root, tmp_path, [*HTTP, *SOON]) as process, client_of(process) as client:
         assert not client.is_server_ready()
         status, text = get(process.log, "/health/ready")
-        assert (status, "there is no such directory" in text) == (503, True)
+        assert (status, "cannot be read" in text) == (503, True)
         made = tmp_path / "made" / "m" / "1"
         made.mkdir(parents=True)
         (made / "model.onnx").write_bytes(versioned_model(4))
-        root.parent.mkdir()
+        root.unlink()
         made.parent.parent.rename(root)
         wait_until(client.is_server_ready)
         assert answer(client, "m") == 4

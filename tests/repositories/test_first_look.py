@@ -18,7 +18,7 @@ from toutates.repositories.control.first_look import FirstLook, look_first
 from toutates.repositories.control.waiting import Waiting
 from toutates.repositories.interface import Recalled
 from toutates.repositories.local.repository import LocalRepository
-from toutates.system.errors import ConfigurationError, RepositoryError, ToutatesError
+from toutates.system.errors import ConfigurationError, MissingRepository, RepositoryError, ToutatesError
 
 
 class Remote(LocalRepository):
@@ -86,6 +86,19 @@ def test_one_that_fails_is_late_and_the_others_are_found(
     assert f"the model repository '{other.name}' cannot be read: {error}" in caplog.text
     with pytest.raises(ConfigurationError, match=str(error)):
         look(one, other, all_must_answer=True)
+
+
+def test_a_directory_that_is_not_there_ends_the_start(one: Remote, tmp_path: Path) -> None:
+    with pytest.raises(MissingRepository, match="there is no such directory"):
+        look(one, LocalRepository(tmp_path / "missing"))
+
+
+def test_a_directory_that_cannot_be_read_is_late(one: Remote, tmp_path: Path) -> None:
+    circle = tmp_path / "circle"
+    circle.symlink_to(circle)  # whoever runs this may read what is only forbidden
+    seen = look(one, LocalRepository(circle))
+    assert names(seen) == ["a"]
+    assert [repository for repository, _, _ in late(seen)] == [str(circle)]
 
 
 @pytest.mark.parametrize("all_must_answer", [False, True])

@@ -126,6 +126,14 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
             read=model_name,
             unset="the directory's name",
         ),
+        Flag(
+            "wait-for-repository",
+            "SECONDS",
+            "wait up to SECONDS seconds at the start for directories of models that are not there",
+            read=seconds,
+            unset="10, where the directory above is there",
+            option="wait_for_repository_s",
+        ),
         Flag("load-models", "NAMES", "serve only these models, separated by commas", read=names, unset="all"),
         Flag(
             "model-control-mode",

@@ -45,7 +45,7 @@ from toutates.models.config.pbtxt import PBTXT_NAME
 from toutates.models.config.settings import CONFIG_NAME, MODEL_FILENAME
 from toutates.models.config.triton_configuration import TritonConfiguration, read_triton_configuration
 from toutates.models.text_folder import is_text_folder
-from toutates.system.errors import ConfigurationError
+from toutates.system.errors import ConfigurationError, MissingRepository
 from toutates.system.text import described, printable
 
 __all__ = [
@@ -259,7 +259,7 @@ def _model_names(root: Path, asked_by: str) -> list[str]:
     except FileNotFoundError as exc:
         near = near_directory(root)
         remedy = f"did you mean '{near}'?" if near else "create it, or correct the path"
-        raise _unusable(asked_by, root, "there is no such directory", remedy) from exc
+        raise MissingRepository("there is no such directory", key=asked_by, value=str(root), remedy=remedy) from exc
     except NotADirectoryError as exc:
         raise _unusable(asked_by, root, "is not a directory", right_path_for_file(root)) from exc
     except OSError as exc:

@@ -23,7 +23,7 @@ from toutates.repositories.specification import (
 )
 from toutates.system.errors import ConfigurationError
 
-__all__ = ["open_repositories", "refuse_double", "refuse_duplicates", "refuse_unknown"]
+__all__ = ["double_model", "open_repositories", "refuse_double", "refuse_duplicates", "refuse_unknown"]
 
 
 def open_repositories(
@@ -129,6 +129,18 @@ def refuse_duplicates(folders: Iterable[ModelFolder]) -> None:
         other = known.setdefault(folder.name, folder)
         if other is not folder:
             refuse_double(folder.name, other.source, folder.source)
+
+
+def double_model(name: str, one: str, other: str, path: Path | None = None) -> ModelFolder:
+    """A model that cannot be served, because two repositories have one of its name.
+
+    Args:
+        name: of both.
+        one, other: where they are.
+        path: of the first one's directory, where it is known.
+    """
+    problem = f"it is in two repositories: '{one}' and '{other}'; rename or remove one of them"
+    return ModelFolder(name, path or Path(name), problem=problem, source=one)
 
 
 def refuse_double(name: str, one: str, other: str) -> NoReturn:

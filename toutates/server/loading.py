@@ -155,18 +155,22 @@ class FirstLoad:
             )
 
     async def _wait_for_directories(self) -> None:
-        """Wait, for some seconds, until directories of models are there whose parents are.
+        """Wait, for some seconds, until directories of models are there.
 
         Kubernetes mounts files by links that it makes, and a container beside this one may make the directory, or the
-        link to its own, when it starts. What is not there then, ``look_first`` deals with.
+        link to its own, when it starts. Where nobody has said how long that may take, a directory whose parent is
+        missing too is a mistake, and not waited for. What is not there then, ``look_first`` refuses.
         """
+        wait_s = self._options.wait_for_repository_s
+        look = partial(_late, anywhere=wait_s is not None)
+        wait_s = _LATE_S if wait_s is None else wait_s
         directories = [one for one in self._options.model_repositories if isinstance(one, Path)]
         told = False
-        with trio.move_on_after(_LATE_S):
-            while late := await trio.to_thread.run_sync(_late, directories, abandon_on_cancel=True):
+        with trio.move_on_after(wait_s):
+            while late := await trio.to_thread.run_sync(look, directories, abandon_on_cancel=True):
                 for path in () if told else late:
                     logger.warning(
-                        "the model repository '%s' is not there yet: waiting for it, %.0f s at most", path, _LATE_S
+                        "the model repository '%s' is not there yet: waiting for it, %.0f s at most", path, wait_s
                     )
                 told = True
                 await trio.sleep(_LOOK_S)
@@ -182,13 +186,27 @@ class FirstLoad:
             logger.warning("the model repository %s has no models%s%s", repository.name, until, advice)
 
 
-def _late(directories: Sequence[Path]) -> list[Path]:
-    """Those that are not there, or are links to nothing, where something may still put them."""
-    return [
-        path
-        for path in directories
-        if not os.path.exists(path) and (os.path.islink(path) or os.path.isdir(os.path.dirname(os.path.abspath(path))))
-    ]
+def _late(directories: Sequence[Path], *, anywhere: bool) -> list[Path]:
+    """Those that are not there, or are links to nothing, where something may still put them.
+
+    Args:
+        directories: of models.
+        anywhere: whether something may put them where the directory above is missing too.
+    """
+    missing = [path for path in directories if _is_missing(path)]
+    if anywhere:
+        return missing
+    return [path for path in missing if os.path.islink(path) or os.path.isdir(os.path.dirname(os.path.abspath(path)))]
+
+
+def _is_missing(path: Path) -> bool:
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return True
+    except OSError:  # it is there, and cannot be read
+        return False
+    return False
 
 
 @contextmanager

@@ -72,6 +72,8 @@ class Options:
         model_name: of a model whose graph lies alone in a repository's directory; "" for the directory's name.
         model_cache_dir: for downloads from S3; None for the user's cache directory.
         model_cache_size: its largest size, bytes.
+        wait_for_repository_s: seconds that the start waits for local repositories that are not there; None for ten,
+            where the directory above is there.
         download_min_rate: at which each file has to come, bytes per second; 0 for any.
         load_models: names to load at the start; None for all. In the mode "poll", names to look for.
         load_model: those of ``load_models`` that --load-model names, for error messages.
@@ -125,6 +127,7 @@ class Options:
     model_name: str = ""
     model_cache_dir: Path | None = None
     model_cache_size: int = DEFAULT_CACHE_SIZE
+    wait_for_repository_s: float | None = None
     download_min_rate: int = LEAST_RATE
     load_models: tuple[str, ...] | None = None
     load_model: tuple[str, ...] = ()

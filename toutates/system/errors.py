@@ -2,6 +2,7 @@
 
     ToutatesError
     ├── ConfigurationError      a flag, a config.yaml or a repository is wrong; names file, key, value, remedy
+    │   └── MissingRepository   the directory of a repository is not there
     ├── RepositoryError         a repository or a model's files cannot be read now; served models go on
     ├── ModelLoadError          one model version cannot be served; the others can
     │   ├── PartlyLoaded        some versions of a model cannot be served; the others are
@@ -54,6 +55,7 @@ __all__ = [
     "InvalidRequest",
     "InvalidSequence",
     "MalformedMessage",
+    "MissingRepository",
     "ModelLoadError",
     "ModelNotReady",
     "NotInRepository",
@@ -105,6 +107,10 @@ class ConfigurationError(ToutatesError):
         shown = f" (got {value!r})" if value is not None else ""
         text = f"{where}: {problem}{shown}" if where else f"{problem}{shown}"
         super().__init__(f"{text}; {remedy}" if remedy else text)
+
+
+class MissingRepository(ConfigurationError):
+    """The directory of a local repository is not there."""
 
 
 class RepositoryError(ToutatesError):

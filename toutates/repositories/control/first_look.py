@@ -7,10 +7,11 @@ becomes of one that
     cannot be reached, but once could   its models are served from the cache, as they were last listed
     cannot be reached, or is refused    the others are served without it, and the server is not ready; or, where a model
                                         that cannot be loaded ends the server, the start ends
+    is a directory that is not there    the start ends: its path is wrong, or its volume is not mounted
 
-A repository that refuses has answered: credentials that are no longer accepted, a bucket that is gone or a directory
-that is not there are for an operator to mend, and what it once had is not served. Each that has not answered is asked
-again until it has, by ``ModelControl``.
+A repository that refuses has answered: credentials that are no longer accepted, or a bucket that is gone, are for an
+operator to mend, and what it once had is not served. Each that has not answered is asked again until it has, by
+``ModelControl``.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from toutates.repositories.control.passed_over import PassedOver
 from toutates.repositories.control.threads import in_thread
 from toutates.repositories.control.waiting import Waiting
 from toutates.repositories.interface import Recalled, Repository
-from toutates.repositories.opening import refuse_duplicates, refuse_unknown
-from toutates.system.errors import ConfigurationError, RepositoryError, ToutatesError
+from toutates.repositories.opening import double_model, refuse_duplicates, refuse_unknown
+from toutates.system.errors import ConfigurationError, MissingRepository, RepositoryError, ToutatesError
 from toutates.system.text import described
 
 __all__ = ["PATIENCE_S", "FirstLook", "Late", "look_first"]
@@ -94,8 +95,8 @@ async def look_first(
         cpus: where threads run, see ``placement.running_on``.
 
     Raises:
-        ConfigurationError: none has one that was asked for, and all have answered; or all must answer, and one has
-            not, or two have a model of one name.
+        ConfigurationError: a local directory is not there; none has one that was asked for, and all have answered; or
+            all must answer, and one has not, or two have a model of one name.
     """
     asking = _Asking(repositories, only, waiting or Waiting(), cpus, all_must_answer=all_must_answer)
     await asking.ask()
@@ -132,11 +133,8 @@ def _without_doubles(found: Sequence[tuple[Repository, ModelFolder]]) -> list[tu
     for repository, folder in found:
         first, other = by_name.setdefault(folder.name, (repository, folder))
         if other is not folder:
-            problem = (
-                f"it is in two repositories: '{other.source or other.path}' and '{folder.source or folder.path}'; "
-                "rename or remove one of them"
-            )
-            by_name[folder.name] = (first, ModelFolder(folder.name, other.path, problem=problem, source=other.source))
+            places = other.source or str(other.path), folder.source or str(folder.path)
+            by_name[folder.name] = (first, double_model(folder.name, *places, other.path))
     return list(by_name.values())
 
 
@@ -173,7 +171,7 @@ class _Asking:
         """Ask all of them, until there is nothing to wait for.
 
         Raises:
-            ConfigurationError: one that must answer does not.
+            ConfigurationError: one that must answer does not, or is not there.
         """
         self._waiting.begin([repository.name for repository in self._repositories])
         failures: list[ConfigurationError] = []
@@ -225,7 +223,7 @@ class _Asking:
             folders = await _ask_in_thread(self._cpus, partial(repository.scan, self._only))
         except ConfigurationError as error:
             if repository in self._open():
-                if self._all_must_answer:
+                if self._all_must_answer or isinstance(error, MissingRepository):
                     raise
                 self._give_up(repository, str(error))
         except RepositoryError as error:

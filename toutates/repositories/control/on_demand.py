@@ -34,7 +34,7 @@ from toutates.repositories.control.demand_memory import DemandMemory, TooLarge
 from toutates.repositories.control.model_control import MakeRoom, ModelControl, Rest
 from toutates.repositories.control.threads import in_thread
 from toutates.repositories.interface import Repository
-from toutates.repositories.opening import refuse_double
+from toutates.repositories.opening import double_model, refuse_double
 from toutates.system.client_text import without_paths
 from toutates.system.errors import (
     ConfigurationError,
@@ -123,6 +123,8 @@ class OnDemand:
         #: where each model is, and what is known of it without a look: nothing, of one in a directory
         self._index: Mapping[str, tuple[Repository, ModelFolder | None]] = {}
         self._unread: dict[str, str] = {}
+        #: models that two repositories had when the index was read last, see ``_mark_doubles``
+        self._doubles: Mapping[str, tuple[Repository, ModelFolder]] = {}
         self._wanted: dict[str, _Wanted] = {}
         self._queue: deque[str] = deque()
         #: models that are being loaded, and those of them that no task waits for
@@ -198,7 +200,7 @@ class OnDemand:
             all_must_answer: whether a repository that cannot be read is an error.
 
         Raises:
-            ConfigurationError: two repositories have a model of one name; or all must answer, and one has not.
+            ConfigurationError: all must answer, and one has not, or two have a model of one name.
         """
         began_s = time.monotonic()
         await self._read_index(is_first=True, all_must_answer=all_must_answer)
@@ -208,6 +210,7 @@ class OnDemand:
 
     async def _read_index(self, *, is_first: bool = False, all_must_answer: bool = False) -> None:
         index: dict[str, tuple[Repository, ModelFolder | None]] = {}
+        doubles: dict[str, tuple[Repository, Repository]] = {}
         for repository in self._repositories:
             try:
                 found = await in_thread(self._cpus, repository.index, abandon_on_cancel=True)
@@ -223,14 +226,39 @@ class OnDemand:
                 self._unread.pop(repository.name, None)
             for name, folder in found.items():
                 other = index.setdefault(name, (repository, folder))
-                if other[0] is not repository and is_first:
-                    refuse_double(name, other[0].name, repository.name)
+                if other[0] is not repository:
+                    if all_must_answer:
+                        refuse_double(name, other[0].name, repository.name)
+                    doubles.setdefault(name, (other[0], repository))
+        self._mark_doubles(index, doubles)
         if index.keys() != self._index.keys():
             self._index = index
             self._unloaded &= index.keys()
             self._manager.set_loadable(index)
         else:
             self._index = index
+
+    def _mark_doubles(
+        self,
+        index: dict[str, tuple[Repository, ModelFolder | None]],
+        doubles: Mapping[str, tuple[Repository, Repository]],
+    ) -> None:
+        """Have an index say of models that two repositories have why they cannot be loaded, and the log, once.
+
+        A model that was found alone before goes on to be loaded from there.
+        """
+        news = doubles.keys() - self._doubles.keys() - self._index.keys()
+        marked: dict[str, tuple[Repository, ModelFolder]] = {}
+        for name, (one, other) in doubles.items():
+            if name not in news and name not in self._doubles:
+                if self._index[name][0] is other:
+                    index[name] = self._index[name]
+                continue
+            marked[name] = (one, double_model(name, one.name, other.name))
+            if name in news:
+                logger.error("model '%s' cannot be loaded: %s", name, marked[name][1].problem, extra={"model": name})
+        index.update(marked)
+        self._doubles = marked
 
     # --- life --------------------------------------------------------------------------------------------------------
 
