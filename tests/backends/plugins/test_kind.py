@@ -124,7 +124,7 @@ def test_a_file_called_after_a_backend_chooses_it(site: Path, tmp_path: Path) ->
     install(site, "own", '    filenames = ("model.own",)')
     write_model(tmp_path, "m", "", {"model.own": b""})
     assert load(tmp_path).config.backend == "own"
-    (tmp_path / "m" / "1" / "model.onnx").write_bytes(b"")
+    (tmp_path / "m" / "1" / "model.onnx").write_bytes(b"no graph")
     assert "onnxruntime cannot load 'model.onnx'" in refused(tmp_path)
 
 
@@ -141,7 +141,7 @@ def test_what_a_server_has_of_its_own_is_not_replaced(site: Path, tmp_path: Path
     install_text(
         site, "bad_module", "raise RuntimeError", {"supertensor": "bad_module:X", "onnxruntime": "bad_module:X"}
     )
-    write_model(tmp_path, "m", 'backend: "onnxruntime"', {"model.onnx": b""})
+    write_model(tmp_path, "m", 'backend: "onnxruntime"', {"model.onnx": b"no graph"})
     assert "onnxruntime cannot load" in refused(tmp_path)
 
 
