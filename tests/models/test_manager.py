@@ -579,7 +579,7 @@ def test_sessions_of_a_version_that_is_unloaded_are_freed(
 def test_a_file_that_is_replaced_between_the_sessions_of_a_version_fails_its_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, replaced: str, fails: bool
 ) -> None:
-    """Else its executors would compute different things for good."""
+    """Else its executors would compute different things for good. It is tried three times."""
     folder = put(tmp_path, "m", config=CONFIG.format(2) + "session:\n  intra_threads: 2\n")
     weighted = model(
         [helper.make_node("Mul", ["x", "w"], ["y"])],
@@ -601,9 +601,9 @@ def test_a_file_that_is_replaced_between_the_sessions_of_a_version_fails_its_loa
     monkeypatch.setattr(loader_module, "load_session", load_and_replace)
     manager, _ = load(tmp_path)
     [entry] = manager.table.models["m"].versions.values()
-    assert (entry.state is ModelState.UNAVAILABLE, len(sessions)) == (fails, 2)
+    assert (entry.state is ModelState.UNAVAILABLE, len(sessions)) == (fails, 6 if fails else 2)
     if fails:
-        assert entry.reason.startswith(f"Internal: '1/{replaced}' has changed while the version was loaded")
+        assert entry.reason.startswith(f"Internal: '1/{replaced}' has changed while it was read, 3 times")
         assert f"'{folder}/{replaced}' has changed" in caplog.text
     monkeypatch.undo()
     manager, _ = load(tmp_path)
@@ -775,7 +775,7 @@ def test_a_model_that_vanishes_while_it_loads_is_an_error_and_nothing_more(
     really_load = load_session
 
     def vanish(path: Path, *arguments: Any, **options: Any) -> Any:
-        shutil.rmtree(tmp_path / "m")
+        shutil.rmtree(tmp_path / "m", ignore_errors=True)
         return really_load(path, *arguments, **options)
 
     monkeypatch.setattr(loader_module, "load_session", vanish)

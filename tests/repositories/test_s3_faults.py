@@ -30,12 +30,12 @@ from tests.repositories.support import (
 )
 from tests.waiting import wait_until
 from toutates.repositories import pace
-from toutates.repositories.cache.file_lock import try_lock
 from toutates.repositories.cache.model_cache import ModelCache
 from toutates.repositories.s3 import client
 from toutates.repositories.s3.repository import S3Repository
 from toutates.repositories.specification import BucketSpecification
 from toutates.system.errors import ConfigurationError, RepositoryError
+from toutates.system.file_lock import try_lock
 
 LARGE = os.urandom(1024) * (9 * 1024)  # two parts
 

@@ -201,7 +201,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         Flag(
             "model-cache-dir",
             "DIR",
-            "keep models downloaded from S3 or the Hugging Face Hub in this folder",
+            "keep models downloaded from S3 or the Hugging Face Hub in this folder, and copies of weights in use",
             read=_path,
             unset="$XDG_CACHE_HOME/toutates, or ~/.cache/toutates",
         ),
@@ -264,6 +264,14 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
             "allow-pickle",
             "BOOL",
             "let backends load files of models that may hold pickles, which run the code of whoever wrote them",
+            "false",
+            boolean,
+            bare="true",
+        ),
+        Flag(
+            "map-weights",
+            "BOOL",
+            "map weights beside ONNX graphs from their own files, which nobody may write to then, and not from copies",
             "false",
             boolean,
             bare="true",

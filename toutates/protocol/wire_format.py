@@ -5,12 +5,16 @@ Source: "Encoding" in the Protocol Buffers documentation.
 
 from __future__ import annotations
 
-from mmap import mmap
+from typing import Protocol
 
 __all__ = ["field_head", "read_varint"]
 
 
-def read_varint(buffer: bytes | memoryview | mmap, at: int) -> tuple[int, int]:
+class _Octets(Protocol):
+    def __getitem__(self, index: int, /) -> int: ...
+
+
+def read_varint(buffer: _Octets, at: int) -> tuple[int, int]:
     """The varint that begins at offset ``at``, and the offset of its end.
 
     Raises:

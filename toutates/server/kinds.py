@@ -8,6 +8,7 @@ from toutates.backends.ensemble.loader import EnsembleKind
 from toutates.backends.onnx.loader import OnnxKind
 from toutates.backends.onnx.opening import SessionOptions
 from toutates.backends.onnx.provider_names import Provider
+from toutates.backends.onnx.weights import GraphFiles
 from toutates.backends.plugins.kind import PluginKind
 from toutates.backends.python.kind import PythonKind
 from toutates.backends.python.loads import LoadsModels
@@ -16,6 +17,7 @@ from toutates.backends.text.kind import TextKind
 from toutates.models.kinds import Kind
 from toutates.models.table import ModelTable
 from toutates.system.placement import Placement
+from toutates.system.private_copies import PrivateCopies
 
 __all__ = ["kinds_of_models"]
 
@@ -29,6 +31,7 @@ def kinds_of_models(
     get_table: Callable[[], ModelTable] | None = None,
     loads: LoadsModels | None = None,
     under_way: LoadsUnderWay | None = None,
+    copies: PrivateCopies | None = None,
 ) -> list[Kind]:
     """All kinds, in the order in which they are asked whether a version's files are theirs.
 
@@ -38,11 +41,13 @@ def kinds_of_models(
         device_problem: see ``OnnxKind``.
         allow_pickle: see ``PluginKind``.
         get_table, loads, under_way: see ``PythonKind``.
+        copies: see ``GraphFiles``.
     """
+    files = GraphFiles(copies)
     return [
         EnsembleKind(),
         PluginKind(allow_pickle=allow_pickle),
         PythonKind(get_table, loads, under_way),
-        TextKind(sessions, placement),
-        OnnxKind(sessions, placement, device_problem),
+        TextKind(sessions, placement, files),
+        OnnxKind(sessions, placement, device_problem, files),
     ]

@@ -87,6 +87,7 @@ class Options:
         processes: number of processes that serve on the same ports; 0 for one per CPU.
         allow_client_shm: whether clients may register shared memory of this machine.
         allow_pickle: whether backends may load files of models that may hold pickles.
+        map_weights: whether weights are mapped from their own files, which nobody may write to then.
         processing_cores: number of workers; None for the default of ``toutates.system.placement``.
         parallel_loads: how many models are loaded at the same time.
         executor_threads: threads that run batches of ONNX models on the CPU; None for one per CPU.
@@ -140,6 +141,7 @@ class Options:
     execution_providers: tuple[str, ...] = ("auto",)
     custom_op_libraries: tuple[Path, ...] = ()
     allow_pickle: bool = False
+    map_weights: bool = False
     trt_op_types_to_exclude: str = ""
     trt_min_subgraph_size: int | None = None
     ort_intra_threads: int = 1

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -79,12 +80,14 @@ from toutates.server.thread_plan import plan_threads
 from toutates.server.tracing import Tracing
 from toutates.server.workers import Workers
 from toutates.system.cuda import gpus_seen, load_cuda
+from toutates.system.errors import ConfigurationError
 from toutates.system.garbage import rare_full_collections
 from toutates.system.interpreter import describe_interpreter, gil_enabled, gil_problem
 from toutates.system.logs.setup import Logs, start_logs
 from toutates.system.memory import available_memory
 from toutates.system.placement import running_on, worker_warnings
 from toutates.system.poison import current
+from toutates.system.private_copies import PrivateCopies
 from toutates.system.topology import allowed_cpus
 from toutates.system.version import package_version
 
@@ -538,6 +541,7 @@ class Server:
                 get_table=lambda: manager.table,
                 loads=self._model_requests,
                 under_way=self._loads_under_way,
+                copies=self._private_copies(),
             ),
             placement=self._placement,
             parallel_loads=options.parallel_loads,
@@ -559,6 +563,19 @@ class Server:
             and self._access.gate is None,
         )
         return manager
+
+    def _private_copies(self) -> PrivateCopies | None:
+        """What copies weights that are served; None where they are mapped from their own files."""
+        if self._options.map_weights:
+            return None
+        from toutates.repositories.cache.model_cache import default_cache_root
+
+        temporary = Path(os.environ.get("TMPDIR") or "/tmp", f"toutates-{os.geteuid()}")
+        try:
+            roots = [self._options.model_cache_dir or default_cache_root(), temporary]
+        except ConfigurationError:  # no home directory; who downloads models is told so
+            roots = [temporary]
+        return PrivateCopies(*(root.absolute() / "serving" for root in roots), shared=self._member is not None)
 
     def _make_control(self, manager: ModelManager, on_change: Callable[[], None]) -> ModelControl:
         options = self._options

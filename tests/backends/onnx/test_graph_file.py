@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.e2e.dependent_models import graph, node, quantized, running_sum
 from toutates.backends.onnx import graph_file
+from toutates.backends.onnx.file_bytes import FileBytes
 from toutates.backends.onnx.graph_file import GraphFile
 from toutates.backends.probing import GraphFacts
 
@@ -43,7 +44,7 @@ def _told(path: Path) -> tuple[bool, GraphFacts]:
     return file.has_subgraphs(), file.facts()
 
 
-WEIGHTS = pytest.mark.parametrize("weights", [3, 100_000], ids=["read", "mapped"])
+WEIGHTS = pytest.mark.parametrize("weights", [3, 100_000], ids=["read", "by parts"])
 
 
 @WEIGHTS
@@ -153,3 +154,49 @@ def test_a_file_tells_what_operators_compute_with(tmp_path: Path, model: onnx.Mo
     path = tmp_path / "model.onnx"
     path.write_bytes(model.SerializeToString())
     assert GraphFile(path).facts() == facts
+
+
+def _external(location: str) -> onnx.TensorProto:
+    tensor = onnx.TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
+    for key, value in (("offset", "8"), ("location", location), ("length", "16")):
+        tensor.external_data.add(key=key, value=value)
+    return tensor
+
+
+@WEIGHTS
+def test_files_of_weights_are_found_wherever_a_graph_has_tensors(tmp_path: Path, weights: int) -> None:
+    branch = _branch("Abs")
+    branch.initializer.append(_external("of a branch"))
+    nodes = [
+        helper.make_node("Constant", [], ["c"], value=_external("of a node")),
+        helper.make_node("Identity", ["x"], ["i"], "location"),
+        helper.make_node("If", ["x"], ["y"], then_branch=branch, else_branch=_branch("Neg")),
+    ]
+    path = _saved(tmp_path, *nodes, weights=weights)
+    model = onnx.load(path, load_external_data=False)
+    large = numpy_helper.from_array(np.zeros(weights, np.uint8), "location")
+    sparse = onnx.SparseTensorProto(values=_external("sparse"), indices=large)
+    model.graph.initializer.extend([_external("a/b"), large, _external("ü")])
+    model.graph.sparse_initializer.append(sparse)
+    path.write_bytes(model.SerializeToString())
+    found = GraphFile(path).external
+    names = {one.location: one.is_initializer for one in found}
+    assert names == {
+        "of a branch": False, "of a node": False, "a/b": True, "ü": True, "sparse": False,
+    }  # fmt: skip
+    assert onnx.TensorProto.FromString(next(one.tensor for one in found if one.location == "a/b")) == _external("a/b")
+
+
+def test_a_file_that_is_cut_short_while_it_is_read_tells_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would end the process if it were mapped."""
+    path = _saved(tmp_path, helper.make_node("Neg", ["x"], ["y"]), weights=100_000)
+
+    class Cut(FileBytes):
+        def __init__(self, descriptor: int, size: int) -> None:
+            os.truncate(path, 0)
+            super().__init__(descriptor, size)
+
+    monkeypatch.setattr(graph_file, "FileBytes", Cut)
+    assert GraphFile(path).has_subgraphs()

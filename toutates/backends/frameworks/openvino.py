@@ -84,6 +84,8 @@ class OpenVino(Backend):
         # Unless it is told, OpenVINO computes in BF16 where the processor can.
         options["INFERENCE_PRECISION_HINT"] = "bf16" if source.flag("HINT_BF16", False) else "f32"
         core = _openvino.Core()
+        # A file that is written while it is mapped changes what is computed, and one that is cut short ends the server.
+        core.set_property({"ENABLE_MMAP": False})
         try:
             model = core.read_model(source.path)
             if not source.flag("SKIP_OV_DYNAMIC_BATCHSIZE", False):

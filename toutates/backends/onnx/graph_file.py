@@ -1,21 +1,22 @@
 """What an ONNX file says of its operators, read from the file itself: ONNX Runtime does not tell.
 
-The file is a message of protobuf. It is walked field by field, from memory that maps it: weights are stepped over and
-not read, and no package is needed. Numbers of fields are those of ``onnx.proto``.
+The file is a message of protobuf. It is walked field by field: weights are stepped over and not read, and no package is
+needed. Numbers of fields are those of ``onnx.proto``.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from toutates.backends.onnx.file_bytes import FileBytes
 from toutates.backends.probing import GraphFacts
 from toutates.protocol.wire_format import read_varint
 
-__all__ = ["GraphFile"]
+__all__ = ["External", "GraphFile"]
 
 #: Operators that draw random numbers.
 _RANDOM: Final = frozenset(
@@ -28,9 +29,13 @@ _HALVES: Final = (10, 16)
 
 #: Fields: of a model, a graph, a node, an attribute, a function, and of what has a type.
 _MODEL_GRAPH, _MODEL_FUNCTION = 7, 25
-_GRAPH_NODE, _GRAPH_TENSOR, _GRAPH_VALUES = 1, 5, (11, 12, 13)
+_GRAPH_NODE, _GRAPH_TENSOR, _GRAPH_SPARSE, _GRAPH_VALUES = 1, 5, 15, (11, 12, 13)
 _NODE_OPERATOR, _NODE_ATTRIBUTE = 4, 5
 _ATTRIBUTE_NUMBER, _ATTRIBUTE_TENSOR, _ATTRIBUTE_GRAPHS = 3, 5, (6, 11)
+_ATTRIBUTE_TENSORS, _ATTRIBUTE_SPARSE, _PARTS_OF_SPARSE = (5, 10), (22, 23), (1, 2)
+_TENSOR_EXTERNAL, _KEY, _VALUE = 13, 1, 2
+#: The key of a tensor's external data that names the file.
+_LOCATION: Final = b"location"
 _FUNCTION_NODE = 7
 _TENSOR_TYPE, _VALUE_TYPE, _TYPE_TENSOR, _TENSOR_ELEMENT = 2, 2, 1, 1
 #: The field ``type`` of an attribute that is a graph, or several. Other bytes may look like it, and are looked into.
@@ -42,6 +47,21 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _SMALL_BYTES: Final = 65_536
 #: Graphs inside graphs that are followed.
 _MAX_DEPTH: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class External:
+    """A tensor whose values are in another file.
+
+    Attributes:
+        location: the file, a path from the graph's directory, as the graph has it.
+        tensor: the message that has it (TensorProto); empty where that has values too.
+        is_initializer: whether it is an initializer of the model's graph itself, and not of a subgraph or a node.
+    """
+
+    location: str
+    tensor: bytes
+    is_initializer: bool
 
 
 class GraphFile:
@@ -56,8 +76,12 @@ class GraphFile:
         self._identity = _identity(path)
         #: None: nobody has asked yet. Several threads may find it out at once, and find the same.
         self._has_subgraphs: bool | None = None
-        if self._identity is not None and self._identity[2] > _SMALL_BYTES:
-            self.has_subgraphs()  # at load, and not while a request waits
+        reader = _Reader(only_subgraphs=True)
+        reader.find_external(path)
+        if self._identity is not None and self._identity[2] > _SMALL_BYTES:  # it was read whole
+            self._has_subgraphs = reader.has_subgraphs or not reader.has_graph
+        #: tensors whose values are in other files
+        self.external = tuple(reader.external)
 
     def has_subgraphs(self) -> bool:
         """Whether an operator has a graph of its own, as If, Loop and Scan have.
@@ -97,22 +121,33 @@ class _Reader:
 
     def __init__(self, *, only_subgraphs: bool = False) -> None:
         self._only_subgraphs = only_subgraphs
-        self._content: bytes | mmap.mmap = b""
+        self._content: bytes | FileBytes = b""
+        self._may_have_external = False
+        self.external: list[External] = []
         self.has_graph = self.has_subgraphs = self.is_random = self.is_inexact = False
 
     def read(self, path: Path) -> bool:
         """Read a file; returns whether all of it could be read."""
         try:
             with open(path, "rb", buffering=0) as file:
-                if os.fstat(file.fileno()).st_size <= _SMALL_BYTES:
-                    self._content = file.read()
-                    self._read_model()
-                else:
-                    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as self._content:
-                        self._read_model()
+                size = os.fstat(file.fileno()).st_size
+                self._content = file.read() if size <= _SMALL_BYTES else FileBytes(file.fileno(), size)
+                self._read_model()
         except (OSError, ValueError, IndexError):
             return False
         return True
+
+    def find_external(self, path: Path) -> None:
+        """Read a file for the tensors whose values are in others; a small one only where it may have some."""
+        try:
+            with open(path, "rb", buffering=0) as file:
+                size = os.fstat(file.fileno()).st_size
+                self._content = file.read() if size <= _SMALL_BYTES else FileBytes(file.fileno(), size)
+                self._may_have_external = isinstance(self._content, FileBytes) or _LOCATION in self._content
+                if self._may_have_external:
+                    self._read_model()
+        except (OSError, ValueError, IndexError):
+            self.has_graph = False
 
     def _read_model(self) -> None:
         for number, start, end in _fields(self._content, 0, len(self._content)):
@@ -130,6 +165,10 @@ class _Reader:
         for number, first, last in _fields(self._content, start, end):
             if number == _GRAPH_NODE:
                 self._read_node(first, last, depth)
+            elif number == _GRAPH_TENSOR and self._may_have_external:
+                self._note_external(first, last, is_initializer=not depth)
+            elif number == _GRAPH_SPARSE and self._may_have_external:
+                self._note_sparse(first, last)
             elif self._only_subgraphs:
                 continue
             elif number == _GRAPH_TENSOR:
@@ -139,7 +178,8 @@ class _Reader:
 
     def _read_node(self, start: int, end: int, depth: int) -> None:
         content = self._content
-        if self._only_subgraphs and all([content.find(mark, start, end) < 0 for mark in _OF_GRAPHS]):
+        looked_for = (*_OF_GRAPHS, _LOCATION) if self._may_have_external else _OF_GRAPHS
+        if self._only_subgraphs and all([content.find(mark, start, end) < 0 for mark in looked_for]):
             return
         operator = b""
         for number, first, last in _fields(content, start, end):
@@ -156,10 +196,33 @@ class _Reader:
             if number in _ATTRIBUTE_GRAPHS:
                 self.has_subgraphs = True
                 self._read_graph(first, last, depth + 1)
+            elif self._may_have_external and number in _ATTRIBUTE_TENSORS:
+                self._note_external(first, last)
+            elif self._may_have_external and number in _ATTRIBUTE_SPARSE:
+                self._note_sparse(first, last)
             elif number == _ATTRIBUTE_TENSOR:
                 self._note_type(self._number((first, last), _TENSOR_TYPE))
             elif number == _ATTRIBUTE_NUMBER and is_cast:
                 self._note_type(first)
+
+    def _note_sparse(self, start: int, end: int) -> None:
+        for number, first, last in _fields(self._content, start, end):
+            if number in _PARTS_OF_SPARSE:
+                self._note_external(first, last)
+
+    def _note_external(self, start: int, end: int, *, is_initializer: bool = False) -> None:
+        content = self._content
+        is_small = end - start <= _SMALL_BYTES
+        if is_small and content.find(_LOCATION, start, end) < 0:
+            return
+        for number, first, last in _fields(content, start, end):
+            if number == _TENSOR_EXTERNAL:
+                entry = content[first:last]
+                found = {own: entry[at:stop] for own, at, stop in _fields(entry, 0, len(entry))}
+                if found.get(_KEY) == _LOCATION:
+                    tensor = content[start:end] if is_small else b""
+                    location = os.fsdecode(found.get(_VALUE, b""))
+                    self.external.append(External(location, tensor, is_initializer and is_small))
 
     def _number(self, message: tuple[int, int], *path: int) -> int:
         """The number that fields inside each other lead to, the first of each; 0 without one."""
@@ -174,7 +237,7 @@ class _Reader:
         self.is_inexact |= element in _HALVES
 
 
-def _fields(content: bytes | mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+def _fields(content: bytes | FileBytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
     """The fields of a message: number, start and end of bytes; number, value and 0 of a number.
 
     Raises:

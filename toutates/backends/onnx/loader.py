@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from onnxruntime import InferenceSession
+
 from toutates.backends.batches import batches_of
 from toutates.backends.onnx.graph_file import GraphFile
 from toutates.backends.onnx.inspection import inspect_graph
@@ -19,7 +21,7 @@ from toutates.backends.onnx.provider_names import CPU, Provider
 from toutates.backends.onnx.row_probe import probe_rows
 from toutates.backends.onnx.session import ModelSession
 from toutates.backends.onnx.shared_arena import is_small
-from toutates.backends.onnx.unchanged import FilesOfSessions
+from toutates.backends.onnx.weights import GraphFiles, GraphSource
 from toutates.backends.output_shapes import SeenShapes
 from toutates.backends.sequences import instance_settings, sequence_servable, sequences_of
 from toutates.backends.warming import run_two_rows, warm_up
@@ -60,6 +62,7 @@ class OnnxKind:
     Args:
         sessions: how the server makes ONNX Runtime's sessions.
         placement: where threads run.
+        files: opens graphs.
         device_problem: for ``inspect``, tells why there can be no session with some execution providers; "" if there
             can.
     """
@@ -69,8 +72,10 @@ class OnnxKind:
         sessions: SessionOptions,
         placement: Placement | None = None,
         device_problem: Callable[[Sequence[Provider]], str] = lambda providers: "",
+        files: GraphFiles | None = None,
     ) -> None:
         self._sessions = sessions
+        self._files = files or GraphFiles()
         self._device_problem = device_problem
         self._placement = placement or Placement()
         self._intra_op_turns = Turns(self._placement.intra_op)
@@ -94,7 +99,7 @@ class OnnxKind:
         if configuration.notice:
             logger.info("model '%s' version %d: %s", model, version.number, configuration.notice)
         settings = configuration.settings
-        model_path = configuration.folder.model_path
+        model_path = version.model_path
         profiling = settings.profiling
         # Without names of their own, profiles that begin in the same millisecond would overwrite each other.
         prefixes = [
@@ -108,10 +113,22 @@ class OnnxKind:
             options = self._with_shared_arena(options)
         # Weights then are in memory once. Threads and memory of a session's own are an executor's own.
         share_session = _on_cpu(options) and profiling is None and not (shrinkage or sized) and _one_thread(options[0])
-        files = None if share_session or len(options) == 1 else FilesOfSessions(version)
-        graph_file = GraphFile(model_path)
+        count = 1 if share_session else len(options)
+
+        def make(source: GraphSource) -> tuple[list[InferenceSession], GraphFile]:
+            own = zip(options[:count], prefixes, strict=False)
+            made = [
+                load_session(source.path, self._placed(one), profile_prefix=prefix, weights=source.weights)
+                for one, prefix in own
+            ]
+            if profiling is not None and settings.ragged is None:  # a profile is to show the clients' batches only
+                made.append(load_session(source.path, options[0], weights=source.weights))
+            return made, source.graph_file
+
         with explained(version):
-            first = load_session(model_path, self._placed(options[0]), profile_prefix=prefixes[0])
+            what = f"model '{model}' version {version.number}"
+            made, graph_file = self._files.read(model_path, what, make, several=count > 1)
+        first, others = made[0], made[1:count] if count > 1 else [made[0]] * (len(options) - 1)
         checked = check_graph(first, prepared, first.get_providers(), version.model_dir)
         signature = checked.signature
         for warning in (*prepared.warnings, *checked.warnings):
@@ -122,16 +139,6 @@ class OnnxKind:
         labels = read_labels(settings, signature, version.model_dir, configuration.source)
         for notice in shortfalls(labels, signature, settings, configuration.source):
             logger.warning("model '%s' version %d: %s", model, version.number, notice)
-        if share_session:
-            others = [first] * (len(options) - 1)
-        else:
-            with explained(version):
-                others = [
-                    load_session(model_path, self._placed(own), profile_prefix=prefix)
-                    for own, prefix in zip(options[1:], prefixes[1:], strict=True)
-                ]
-        if files is not None:
-            files.check()
         profile_batches = (profiling.stop_after_batches or _NEVER_STOP) if profiling is not None else None
         in_time = checked.padding is not None and settings.session.memory_arena and not shrinkage
         other_sizes = OtherSizes(model, version.number)
@@ -159,9 +166,8 @@ class OnnxKind:
             backends[:1] if first in others else backends, settings, checked.graph, model, version.model_dir, seen
         )
         probed = backends[0]
-        if profiling is not None and ragged is None:  # a profile is to show the clients' batches only
-            with explained(version):
-                probed = ModelSession(load_session(model_path, options[0]), signature, model)
+        if len(made) > count:
+            probed = ModelSession(made[-1], signature, model)
         rows = probe_rows(probed, checked.graph, configuration, first.get_providers(), run_ns, seen)
         if seen is not None and sessions[0].on_cpu:  # on a device, a shape may need an engine of its own
             run_two_rows(sessions[0], settings, checked.graph, model, version.model_dir, seen)

@@ -16,6 +16,7 @@ import onnxruntime
 
 from toutates.backends.onnx.provider_names import ON_CPU, ON_DEVICES, Provider
 from toutates.backends.onnx.shared_arena import TINY_MODEL, USE_SHARED_ENTRY, shared_arena
+from toutates.backends.onnx.weights import Weights
 from toutates.system.errors import ModelLoadError
 from toutates.system.text import one_line
 
@@ -73,7 +74,7 @@ _GRAPH_LEVELS: Final = {
 
 
 def load_session(
-    model_path: Path, options: SessionOptions, *, profile_prefix: str | None = None
+    model_path: Path, options: SessionOptions, *, profile_prefix: str | None = None, weights: Weights | None = None
 ) -> onnxruntime.InferenceSession:
     """Load a model. Blocks for as long as ONNX Runtime needs to optimise the graph.
 
@@ -81,6 +82,7 @@ def load_session(
         model_path: the ``.onnx`` file.
         options: see SessionOptions.
         profile_prefix: where to write ONNX Runtime's profile, or None for no profile.
+        weights: what the session is made with beside the file.
 
     Raises:
         ModelLoadError: with ONNX Runtime's reason.
@@ -114,12 +116,16 @@ def load_session(
     try:
         for library in options.custom_op_libraries:
             session_options.register_custom_ops_library(str(library))
+        if weights is not None:
+            weights.give(session_options)
         session = _new_session(str(model_path), session_options, options.providers)
     except Exception as error:  # ONNX Runtime's exceptions share no base class of its own
         raise ModelLoadError(f"onnxruntime cannot load '{model_path.name}': {one_line(error, MAX_REASON)}") from error
     missing = _missing(session, options.providers)
     if missing:
         raise ModelLoadError(missing)
+    if weights is not None:
+        session.weights = weights  # it reads them, and does not hold them
     return session
 
 

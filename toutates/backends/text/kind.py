@@ -13,6 +13,7 @@ from toutates.backends.interface import Source
 from toutates.backends.onnx.executor_sessions import executor_session_options
 from toutates.backends.onnx.opening import SessionOptions, load_session
 from toutates.backends.onnx.provider_names import ON_CPU
+from toutates.backends.onnx.weights import GraphFiles, GraphSource
 from toutates.backends.text.computing import Computing
 from toutates.backends.text.encoder import Encoder, Graph, Table
 from toutates.backends.text.folder import TextFolder, read_folder
@@ -99,10 +100,14 @@ class TextKind:
     Args:
         sessions: how the server makes ONNX Runtime's sessions.
         placement: where threads run.
+        files: opens graphs.
     """
 
-    def __init__(self, sessions: SessionOptions, placement: Placement | None = None) -> None:
+    def __init__(
+        self, sessions: SessionOptions, placement: Placement | None = None, files: GraphFiles | None = None
+    ) -> None:
         self._sessions = sessions
+        self._files = files or GraphFiles()
         self._placement = placement or Placement()
         self._intra_op_turns = Turns(self._placement.intra_op)
 
@@ -283,7 +288,11 @@ class TextKind:
             memory_pattern=False,
             intra_op_cpus=self._intra_op_turns.take(options[0].intra_threads - 1),
         )
-        return Graph(load_session(folder.graph, chosen), folder)
+
+        def make(source: GraphSource) -> Graph:
+            return Graph(load_session(source.path, chosen, weights=source.weights), folder)
+
+        return self._files.read(folder.graph, f"model '{model}' version {configuration.folder.number}", make)
 
 
 def _signature(info: TextInfo, configuration: VersionConfiguration) -> Signature:

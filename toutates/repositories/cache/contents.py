@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from toutates.repositories.cache.file_lock import try_lock
 from toutates.repositories.cache.files import CachedFile, read_manifest
+from toutates.system.file_lock import try_lock
 
 __all__ = ["Contents", "remove_incomplete"]
 

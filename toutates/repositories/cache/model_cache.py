@@ -37,10 +37,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from toutates.repositories.cache.contents import Contents, remove_incomplete
-from toutates.repositories.cache.file_lock import lock_of, try_lock
 from toutates.repositories.cache.files import CachedFile, ObjectIdentity, link, note, read_manifest, write_file
 from toutates.repositories.cache.old_form import remove_old_form
 from toutates.system.errors import ConfigurationError, RepositoryError
+from toutates.system.file_lock import lock_of, try_lock
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from toutates.repositories.cache.file_lock import try_lock
+from toutates.system.file_lock import try_lock
 
 __all__ = ["remove_old_form"]
 

@@ -1,0 +1,169 @@
+"""Weights beside a graph: what is done to their files does not reach a version that is served."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.e2e.control import client_of
+from tests.e2e.process import ServerProcess, running
+from tests.e2e.support import Tensor, channel_to, infer, outputs_of, request
+
+ROWS, COLUMNS = 20_000, 256
+EACH_SESSION = """backend: supertensor
+batch_size: 4
+capacity: 4
+num_executors: 3
+allocator: cpu
+session:
+  intra_threads: 2
+"""
+
+
+def put(folder: Path, value: float, location: str = "model.onnx.data") -> Path:
+    """A model whose answer to the number of a row is that row, in each place ``value``; returns its weights' file."""
+    (folder / location).parent.mkdir(parents=True, exist_ok=True)
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["W", "x"], ["y"], axis=0)],
+        "rows",
+        [helper.make_tensor_value_info("x", TensorProto.INT64, ["n", 1])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 1, COLUMNS])],
+        [numpy_helper.from_array(np.full((ROWS, COLUMNS), value, np.float32), "W")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    path = folder / "model.onnx"
+    onnx.save_model(model, path, save_as_external_data=True, location=location, size_threshold=0)
+    return folder / location
+
+
+def answers(server: ServerProcess) -> set[float]:
+    """The different numbers in the answers to rows all over the weights."""
+    found: set[float] = set()
+    with channel_to(server.address) as channel:
+        for row in range(0, ROWS, ROWS // 50):
+            asked = request("m", Tensor.of("x", "INT64", np.array([[row]])))
+            found.update(np.unique(outputs_of(infer(channel, asked))["y"]).tolist())
+    return found
+
+
+def no_folders(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is none for copies of weights, in a server that has this one for its cache."""
+    cache.write_text("no folder")
+    monkeypatch.setenv("TMPDIR", str(cache))
+
+
+def _cut(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def _write_over(path: Path) -> None:
+    with path.open("r+b") as file:  # as cp does
+        file.truncate(0)
+        file.write(np.full(ROWS * COLUMNS // 2, 3, np.float32).tobytes())
+
+
+def _replace(path: Path) -> None:
+    new = path.with_name("new")
+    new.write_bytes(np.full(ROWS * COLUMNS, 3, np.float32).tobytes())
+    new.rename(path)
+
+
+def _forbid(path: Path) -> None:
+    path.chmod(0)
+
+
+def _remove(path: Path) -> None:
+    path.unlink()
+
+
+HARM = (_cut, _write_over, _replace, _forbid, _remove)
+
+
+@pytest.mark.parametrize("config", ["", EACH_SESSION], ids=["one session", "three sessions"])
+@pytest.mark.parametrize("where", ["copies", "memory"])
+def test_what_happens_to_the_files_of_a_served_version_changes_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, config: str
+) -> None:
+    cache = tmp_path / "cache"
+    if where == "memory":
+        no_folders(cache, monkeypatch)
+    weights = put(tmp_path / "models" / "m" / "1", 2.0, "deep/er/w.bin")
+    if config:
+        (tmp_path / "models" / "m" / "1" / "config.yaml").write_text(config)
+    with running(tmp_path / "models", tmp_path, ["--model-cache-dir", str(cache)]) as server:
+        for harm in HARM:
+            harm(weights)
+            assert answers(server) == {2.0}, harm
+        (tmp_path / "models" / "m" / "1" / "model.onnx").write_bytes(b"")
+        assert answers(server) == {2.0}
+        assert server.stop() == 0
+        said = server.log.count("MB of weights are read into memory, because they cannot be copied to")
+    assert said == (where == "memory")
+    if where == "copies":
+        assert os.listdir(cache / "serving") == []
+
+
+@pytest.mark.parametrize("where", ["copies", "memory"])
+def test_sessions_of_a_version_have_its_weights_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    cache = tmp_path / "cache"
+    if where == "memory":
+        no_folders(cache, monkeypatch)
+    folder = tmp_path / "models" / "m" / "1"
+    weights = put(folder, 2.0)
+    (folder / "config.yaml").write_text(EACH_SESSION)
+    used = {}
+    for flags in (["--map-weights"], ["--model-cache-dir", str(cache)]):
+        log = tmp_path / flags[0]
+        log.mkdir()
+        with running(tmp_path / "models", log, flags) as server:
+            assert answers(server) == {2.0}
+            rollup = Path(f"/proc/{server.process.pid}/smaps_rollup").read_text()
+            used[flags[0]] = next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
+    # Three of them would be two more.
+    assert used["--model-cache-dir"] * 1024 < used["--map-weights"] * 1024 + 1.5 * weights.stat().st_size
+
+
+def test_what_a_killed_server_has_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    put(tmp_path / "models" / "m" / "1", 2.0)
+    left = tmp_path / "cache" / "serving" / "0123"
+    left.mkdir(parents=True)
+    (left / "w.bin").write_bytes(b"weights")
+    left.with_suffix(".lock").write_bytes(b"")
+    with running(tmp_path / "models", tmp_path, ["--model-cache-dir", str(tmp_path / "cache")]) as server:
+        assert answers(server) == {2.0}
+        assert os.listdir(tmp_path / "cache" / "serving") == []
+
+
+def test_processes_share_the_copies_of_weights_and_remove_them(tmp_path: Path) -> None:
+    weights = put(tmp_path / "models" / "m" / "1", 2.0)
+    serving = tmp_path / "cache" / "serving"
+
+    def copies() -> list[str]:
+        return [name for name in os.listdir(serving) if (serving / name).is_dir()]
+
+    flags = ["--model-cache-dir", str(tmp_path / "cache"), "--processes", "2"]
+    with running(tmp_path / "models", tmp_path, flags) as server:
+        assert len(copies()) == 1
+        _cut(weights)
+        assert answers(server) == {2.0}
+        assert server.stop() == 0
+    assert os.listdir(serving) == []
+
+
+def test_a_load_brings_what_has_been_written(tmp_path: Path) -> None:
+    weights = put(tmp_path / "models" / "m" / "1", 2.0)
+    flags = ["--model-cache-dir", str(tmp_path / "cache"), "--model-control-mode", "explicit", "--load-model", "m"]
+    with running(tmp_path / "models", tmp_path, flags) as server:
+        assert answers(server) == {2.0}
+        _replace(weights)
+        assert answers(server) == {2.0}
+        with client_of(server) as client:
+            client.load_model("m")
+        assert answers(server) == {3.0}
