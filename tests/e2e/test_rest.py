@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import numpy as np
@@ -312,3 +314,27 @@ def test_what_is_remembered_of_one_request_is_not_taken_for_another(server: Serv
             assert answer.status in (400, 500)
             assert text in answer.document["error"]
             assert peer.ask(post(path, good)).document["id"] == "a"
+
+
+@pytest.mark.parametrize("door", ["port", "rest_port"])
+def test_every_answer_has_its_date(server: ServerProcess, door: str) -> None:
+    body = json.dumps({"inputs": [{"name": "INPUT", "datatype": "FP32", "shape": [1, 4], "data": [[1, 2, 3, 4]]}]})
+    requests = [
+        (200, post("/v2/models/dynamic/infer", body)),
+        (200, post("/v2/models/dynamic/infer", body)),  # as the one before
+        (200, post("/v2/models/dynamic/generate", '{"INPUT": [1, 2, 3, 4]}')),
+        (500, post("/v2/models/dynamic/infer", "{}")),
+        (404, get("/nothing")),
+        (405, get("/v2/models/dynamic/infer")),
+        (200, get("/v2/health/live")),
+        (200, get("/v2", "Accept-Encoding: gzip")),
+        (404, post("/v1/embeddings", '{"input": "a"}', "Content-Type: application/json")),
+        (400, b"POST /v2 HTTP/1.1\r\nHost: x\r\nContent-Length: x\r\n\r\n"),  # refused before it is read
+    ]
+    with peer_of(getattr(server, door)) as peer:
+        before = int(time.time())
+        for status, octets in requests:
+            answer = peer.ask(octets)
+            assert answer.status == status, (octets, answer)
+            assert before <= parsedate_to_datetime(answer.fields["date"]).timestamp() <= time.time()
+            assert answer.fields["date"].endswith(" GMT")

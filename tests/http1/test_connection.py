@@ -180,6 +180,23 @@ def test_an_answer_in_parts_goes_out_as_the_client_can_read_it() -> None:
         assert connection.finished is ends
 
 
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_every_answer_has_the_common_fields(version: str) -> None:
+    times = iter(range(9))
+    connection = Connection(Limits(), common=lambda: b"date: %d\r\n" % next(times))
+    keep = {"version": version, "connection": "keep-alive"}
+    head, end = b"HTTP/1.1 200 OK\r\n", b"connection: keep-alive\r\n\r\n" if version == "1.0" else b"\r\n"
+    for at in range(2):
+        [one] = connection.receive(request("POST", "/a", b"1", **keep))
+        one.responder.reply(one, (head, b"\r\n", b"1"), 20)
+        assert b"".join(connection.take_output()) == head + b"date: %d\r\n" % at + end + b"1"
+    [one] = connection.receive(request("POST", "/a", b"1", **keep))
+    one.respond(204)
+    assert b"".join(connection.take_output()) == b"HTTP/1.1 204 No Content\r\ndate: 2\r\n" + end
+    assert connection.receive(b"garbage\r\n\r\n") == []
+    assert b"\r\ndate: 3\r\n" in b"".join(connection.take_output())
+
+
 def test_a_driver_is_told_once_that_there_is_something_to_send() -> None:
     connection = Connection(Limits())
     dirty: list[str] = []

@@ -34,7 +34,7 @@ from toutates.h2grpc.limits import Limits
 from toutates.h2grpc.messages import PREFIX_SIZE
 from toutates.h2grpc.method import Method
 from toutates.h2grpc.parts import Parts
-from toutates.h2grpc.preface import REFUSALS, Opening, recognise
+from toutates.h2grpc.preface import REFUSALS, Opening, http1_answer, recognise
 from toutates.h2grpc.receiver import Receiver
 from toutates.h2grpc.shared import Shared
 from toutates.h2grpc.status import GrpcError, LimitExceeded, Status
@@ -66,6 +66,7 @@ class ServerConnection:
     __slots__ = (
         "_direct_receive",
         "_foresight",
+        "_http_fields",
         "_limit_hits",
         "_limits",
         "_output",
@@ -102,6 +103,7 @@ class ServerConnection:
         parts = Parts(methods, limits, dirty, response_encoding, shared)
         self._limits = limits
         self._limit_hits = shared.limit_hits
+        self._http_fields = shared.http_fields
         self._output = parts.output
         self.settings = parts.settings
         self.windows = parts.windows
@@ -514,6 +516,8 @@ class ServerConnection:
             return None
         if opening in REFUSALS:
             answer, code, text = REFUSALS[opening]
+            if opening is Opening.HTTP1:
+                answer = http1_answer(answer.decode(), b"" if self._http_fields is None else self._http_fields())
             self._output.write(answer)
             self.responder.close()
             events.append(ConnectionTerminated(code, text))

@@ -11,12 +11,12 @@ from toutates.h2grpc.frames import PREFACE, ErrorCodes
 __all__ = ["REFUSALS", "Opening", "http1_answer", "recognise"]
 
 
-def http1_answer(text: str) -> bytes:
-    """An HTTP/1 response with status 400 and ``text``."""
+def http1_answer(text: str, fields: bytes) -> bytes:
+    """An HTTP/1 response with status 400 and ``text``; ``fields`` are further header fields, each with its CR LF."""
     body = text.encode() + b"\n"
     return (
-        b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\n"
-        b"connection: close\r\n\r\n%b" % (len(body), body)
+        b"HTTP/1.1 400 Bad Request\r\n%bcontent-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\n"
+        b"connection: close\r\n\r\n%b" % (fields, len(body), body)
     )
 
 
@@ -30,11 +30,12 @@ class Opening(Enum):
     TLS = 4
 
 
-#: For clients that speak another protocol: an answer in their protocol, and the error code and text with which the
-#: connection ends. A TLS client gets a record with the fatal alert handshake_failure (RFC 8446 section 6.2).
+#: For clients that speak another protocol: an answer in their protocol, of HTTP/1 the text alone (``http1_answer``);
+#: the error code and the text with which the connection ends. A TLS client gets a record with the fatal alert
+#: handshake_failure (RFC 8446 section 6.2).
 REFUSALS: Final = {
     Opening.HTTP1: (
-        http1_answer("This is a gRPC port: it speaks HTTP/2 with prior knowledge, not HTTP/1."),
+        b"This is a gRPC port: it speaks HTTP/2 with prior knowledge, not HTTP/1.",
         ErrorCodes.HTTP_1_1_REQUIRED,
         "HTTP/1 request on a gRPC port",
     ),

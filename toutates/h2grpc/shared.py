@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 from toutates.h2grpc.allowances import Allowance
 from toutates.h2grpc.budget import MemoryBudget
@@ -23,6 +24,7 @@ class Shared:
         limit_hits: how often each limit was met, by its name in ``limits.LIMIT_NAMES``; other threads may read it.
         inflation: how much compressed messages may become in size; None for the default of ``Limits``.
         pool: has the memory of large messages; None for one of its own.
+        http_fields: gives header fields of the answers to peers that speak HTTP/1; None for none.
 
     Attributes:
         wire: the constants of frames, copied for this thread.
@@ -30,9 +32,10 @@ class Shared:
         inflater: decompresses messages.
         pool: has the memory of large messages.
         frame_heads: for what is received directly.
+        http_fields: see above.
     """
 
-    __slots__ = ("budget", "frame_heads", "inflater", "limit_hits", "pool", "wire")
+    __slots__ = ("budget", "frame_heads", "http_fields", "inflater", "limit_hits", "pool", "wire")
 
     def __init__(
         self,
@@ -40,8 +43,10 @@ class Shared:
         limit_hits: Counter[str] | None = None,
         inflation: Allowance | None = None,
         pool: MemoryPool | None = None,
+        http_fields: Callable[[], bytes] | None = None,
     ) -> None:
         self.wire = Wire()
+        self.http_fields = http_fields
         self.budget = MemoryBudget(2**63 - 1 if buffer_bytes is None else buffer_bytes)
         self.pool = MemoryPool() if pool is None else pool
         self.frame_heads = FrameHeads()

@@ -176,13 +176,16 @@ class Answers:
         if not request.open:
             return
         queue = self.queue
-        if queue[0] is not request or self.complete or request.head.http_1_0 or self._common is not None:
+        if queue[0] is not request or self.complete or request.head.http_1_0:
             self._reply_the_long_way(request, parts, length)
             return
         out = self.out
         if not out:
             self.dirty.append(self.link)
-        out += parts
+        if self._common is None:
+            out += parts
+        else:
+            out += (parts[0], self._common(), *parts[1:])
         if length > JOINED_BYTES:
             self.bulky = True
         request.open = False

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 import ssl
+from email.utils import formatdate
 from typing import Final, cast
 
 from toutates.h2grpc.faults import ConnectionFault
@@ -37,7 +38,7 @@ MAX_EMPTY_BYTES: Final = 65_536
 
 _AROUND_REASON: Final = re.compile(r"^\[[^]]*\] | \(_ssl\.c:\d+\)$")
 _NO_APPLICATION_PROTOCOL: Final = b"\x15\x03\x03\0\x02\x02\x78"
-_HTTP1_ANSWER: Final = http1_answer("This is a port that speaks TLS: it takes HTTPS, not plain HTTP.")
+_HTTP1_TEXT: Final = "This is a port that speaks TLS: it takes HTTPS, not plain HTTP."
 
 
 def harden_tls(context: ssl.SSLContext) -> None:
@@ -310,7 +311,8 @@ class TlsEngine:
         if opening is Opening.INCOMPLETE:
             return
         if opening is Opening.HTTP1:
-            self._outgoing.write(_HTTP1_ANSWER)
+            date = formatdate(usegmt=True).encode("ascii")
+            self._outgoing.write(http1_answer(_HTTP1_TEXT, b"date: %b\r\n" % date))
             raise self._fail(ErrorCodes.HTTP_1_1_REQUIRED, "plaintext HTTP/1 on a TLS port")
         if opening is Opening.HTTP2:
             raise self._fail(ErrorCodes.INADEQUATE_SECURITY, "plaintext HTTP/2 on a TLS port")

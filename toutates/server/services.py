@@ -47,6 +47,7 @@ from toutates.net import GrpcService, Worker
 from toutates.net.connection import Service
 from toutates.net.first_bytes import ByFirstBytes
 from toutates.net.http1.service import HttpService
+from toutates.net.http_date import HttpDate
 from toutates.observe.access_log import AccessLog
 from toutates.repositories.control.model_control import ModelControl
 from toutates.repositories.control.traffic import TrafficControl
@@ -182,7 +183,8 @@ class Services:
             gate=gate,
             parking=parking,
         )
-        grpc = GrpcService(worker, methods, options.grpc_compression, STATUSES)
+        date = HttpDate(worker)
+        grpc = GrpcService(worker, methods, options.grpc_compression, STATUSES, date)
         text = TextApis(
             plane,
             TextWork(worker, side, get_table, text_observer, inflight, parking),
@@ -205,7 +207,7 @@ class Services:
             text,
             parking,
         )
-        http = HttpService(worker, rest)
+        http = HttpService(worker, rest, date)
         worker.service = ByFirstBytes(grpc, http)
         own = worker.service if worker.tls is not None else http
         management = self._management(worker, plane, grpc, doors) if number == 0 else None
@@ -256,7 +258,7 @@ class Services:
             self.torchserve_defaults,
             self.queue.nursery.start_soon,
         )
-        http = HttpService(worker, ManagementHandler(worker, self.queue, models, doors))
+        http = HttpService(worker, ManagementHandler(worker, self.queue, models, doors), HttpDate(worker))
         # A TLS client may choose HTTP/2, which is gRPC here.
         return http if worker.tls is None else ByFirstBytes(grpc, http)
 

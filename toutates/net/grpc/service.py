@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from math import ceil
 from types import MappingProxyType
@@ -59,6 +59,7 @@ class GrpcService:
         methods: by ``:path`` (``h2grpc.method_table``); their handlers usually know the worker.
         response_encoding: compression of compressible methods' responses, or "".
         statuses: the status of each kind of RequestError that handlers raise, except those of streams.
+        http_fields: gives header fields of the answers to peers that speak HTTP/1; None for none.
 
     Attributes:
         methods: the table, as given.
@@ -72,8 +73,10 @@ class GrpcService:
         methods: Mapping[bytes, Method],
         response_encoding: str = "",
         statuses: Mapping[type[RequestError], Status] = MappingProxyType({}),
+        http_fields: Callable[[], bytes] | None = None,
     ) -> None:
         self._worker = worker
+        self._http_fields = http_fields
         self.methods = methods
         self._response_encoding = response_encoding
         self._statuses = statuses
@@ -89,7 +92,9 @@ class GrpcService:
         """Make what the connections share, on the worker's thread; handlers of streams run in ``nursery``."""
         self._nursery = nursery
         worker = self._worker
-        self.shared = Shared(worker.buffer_bytes, worker.limit_hits, worker.limits.inflation, worker.message_memory)
+        self.shared = Shared(
+            worker.buffer_bytes, worker.limit_hits, worker.limits.inflation, worker.message_memory, self._http_fields
+        )
 
     def stop(self) -> None:
         """Forget the streams that have no task."""

@@ -94,6 +94,7 @@ class HttpConnection(Connection):
         write_refusal: see there.
         call_class: of the calls.
         pool: has the memory of large bodies; None for none.
+        fields: gives the fields that every answer has; None for none.
 
     Attributes:
         kept_bytes: of requests that handlers keep (``HttpCall.hold``).
@@ -110,11 +111,14 @@ class HttpConnection(Connection):
         write_refusal: Callable[[Refused], tuple[bytes, bytes]],
         call_class: type[HttpCall] = HttpCall,
         pool: MemoryPool | None = None,
+        fields: Callable[[], bytes] | None = None,
     ) -> None:
         self._worker = worker
         self._write_refusal = write_refusal
         make_memory = None if pool is None else partial(begin_body, pool)
-        self._http = Http1(limits, admit, write_refusal=self._refusal, make_request=call_class, make_memory=make_memory)
+        self._http = Http1(
+            limits, admit, fields, write_refusal=self._refusal, make_request=call_class, make_memory=make_memory
+        )
         self._pool = pool
         #: of large requests, once one has come
         self._foresight: Foresight | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from toutates.http1 import Head, Limits, Refused
@@ -66,10 +67,12 @@ class HttpService(Service):
     Args:
         worker: whose connections these are.
         handler: answers the requests.
+        fields: gives the fields that every answer has, such as its date; None for none.
     """
 
-    def __init__(self, worker: Worker, handler: Handler) -> None:
+    def __init__(self, worker: Worker, handler: Handler, fields: Callable[[], bytes] | None = None) -> None:
         self._worker = worker
+        self._fields = fields
         self._handler = handler
         self._limits: Limits | None = None
 
@@ -80,7 +83,13 @@ class HttpService(Service):
         handler = self._handler
         worker = self._worker
         return HttpConnection(
-            worker, self._limits, handler.admit, handler.write_refusal, handler.call_class, worker.message_memory
+            worker,
+            self._limits,
+            handler.admit,
+            handler.write_refusal,
+            handler.call_class,
+            worker.message_memory,
+            self._fields,
         )
 
     def handle(self, link: Any, event: Any) -> None:
