@@ -21,7 +21,6 @@ from toutates.api.dataplane.readiness import Readiness
 from toutates.api.dataplane.traffic import traffic_document
 from toutates.models.table import ModelTable
 from toutates.protocol import grpc_service_pb2 as pb
-from toutates.protocol.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from toutates.repositories.control.modes import ControlMode
 from toutates.system.errors import (
     InvalidRequest,
@@ -45,25 +44,22 @@ def refused(error: type[RequestError], text: str) -> Iterator[None]:
 # --- the server ------------------------------------------------------------------------------------------------------
 
 
-def test_a_server_is_live_ready_and_serving_as_its_readiness_says() -> None:
+def test_a_server_is_live_and_ready_as_its_readiness_says() -> None:
     readiness = Readiness(serving=False)
     plane = plane_of(readiness=readiness)
     assert plane.server_live(pb.ServerLiveRequest()).live
     assert not plane.server_ready(pb.ServerReadyRequest()).ready
-    assert plane.health_check(HealthCheckRequest(service="any")).status == HealthCheckResponse.NOT_SERVING
     readiness.update(serving=True)
     assert plane.server_ready(pb.ServerReadyRequest()).ready
-    assert plane.health_check(HealthCheckRequest()).status == HealthCheckResponse.SERVING
 
 
-def test_an_exiting_server_says_so_but_to_health_checks() -> None:
+def test_an_exiting_server_says_so() -> None:
     plane = plane_of()
     plane.readiness.begin_exit()
     with refused(Unavailable, "Server exiting"):
         plane.server_live(pb.ServerLiveRequest())
     with refused(Unavailable, "Server exiting"):
         plane.server_ready(pb.ServerReadyRequest())
-    assert plane.health_check(HealthCheckRequest()).status == HealthCheckResponse.NOT_SERVING
 
 
 def test_server_metadata_is_name_version_and_extensions() -> None:

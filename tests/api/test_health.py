@@ -26,7 +26,7 @@ from tests.h2grpc.support import (
 from tests.net.running import RawClient, Running, running
 from toutates.api.dataplane.readiness import Readiness
 from toutates.api.grpc import health
-from toutates.api.grpc.health import health_methods
+from toutates.api.grpc.health import Health
 from toutates.h2grpc.budget import CALL_BYTES
 from toutates.protocol.health_pb2 import HealthCheckResponse
 
@@ -60,7 +60,7 @@ def served() -> Iterator[Served]:
         planned.append(callback)
         server.worker.call_soon(callback)
 
-    with running(None, *health_methods(plane_of(readiness=readiness), call_soon)) as server:
+    with running(None, *Health(plane_of(readiness=readiness), call_soon).methods) as server:
         yield Served(server, readiness, planned)
 
 

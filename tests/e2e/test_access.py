@@ -19,6 +19,7 @@ from tests.e2e.process import ServerProcess, running
 from tests.optional import skip_without
 from tests.text_models import make_folder
 from tests.waiting import wait_until
+from toutates.protocol.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 grpcclient = pytest.importorskip("tritonclient.grpc")
 httpclient = pytest.importorskip("tritonclient.http")
@@ -239,3 +240,35 @@ def _status(client: Any, key: str) -> str:
     except Exception as error:
         return str(error)
     return ""
+
+
+@pytest.mark.parametrize("anonymous", [False, True])
+def test_health_of_models_is_for_those_who_may_see_them(anonymous: bool, tmp_path: Path) -> None:
+    grpc = pytest.importorskip("grpc")
+    models, access = tmp_path / "models", tmp_path / "access.yaml"
+    for name in ("mine", "theirs"):
+        add_model(models, name, versioned_model(1), 1)
+    key = f'- {{name: search, sha256: {digest("sk-search")}, groups: [health], models: ["mine*"]}}'
+    access.write_text(("anonymous: [health]\n" if anonymous else "") + f"keys:\n  {key}\n")
+    with (
+        running(models, tmp_path, ["--access-file", str(access)]) as process,
+        grpc.insecure_channel(process.address) as channel,
+    ):
+
+        def check(service: str, key: str = "sk-search") -> str:
+            request = HealthCheckRequest(service=service).SerializeToString()
+            metadata = list(headers(key).items())
+            try:
+                answer = channel.unary_unary("/grpc.health.v1.Health/Check")(request, timeout=120, metadata=metadata)
+            except grpc.RpcError as error:
+                return str(error.code().name)
+            watch = channel.unary_stream("/grpc.health.v1.Health/Watch")(request, timeout=120, metadata=metadata)
+            assert next(watch) == answer
+            watch.cancel()
+            return HealthCheckResponse.ServingStatus.Name(HealthCheckResponse.FromString(answer).status)
+
+        assert [check(name) for name in ("", "ready", "mine")] == ["SERVING"] * 3
+        # What is open to all is not asked about keys.
+        assert check("theirs") == ("SERVING" if anonymous else "NOT_FOUND")
+        assert check("nothing") == "NOT_FOUND"
+        assert check("", "") == ("SERVING" if anonymous else "UNAUTHENTICATED")

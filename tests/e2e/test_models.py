@@ -13,14 +13,14 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.e2e.process import running
-from tests.e2e.support import Tensor, bytes_tensor, channel_to, infer, outputs_of, request
+from tests.e2e.support import SERVICE, Tensor, bytes_tensor, call, channel_to, infer, outputs_of, pb, request
 
 
 def save(root: Path, name: str, node: onnx.NodeProto, datatype: int, config: str = "") -> None:
     """A model of one operator, x to y, rows of two elements."""
     tensors = [helper.make_tensor_value_info(tensor, datatype, ["batch", 2]) for tensor in "xy"]
     graph = helper.make_graph([node], name, tensors[:1], tensors[1:])
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.contrib", 1)]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.contrib", 1), helper.make_opsetid("my.ops", 1)]
     folder = root / name / "1"
     folder.mkdir(parents=True)
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), folder / "model.onnx")
@@ -42,6 +42,19 @@ def test_a_model_with_custom_operators_is_served_once_their_library_is_given(tmp
     ):
         response = infer(channel, request("upper", Tensor("x", "BYTES", (1, 2), bytes_tensor(b"ab", b"c"))))
         assert response.raw_output_contents[0] == bytes_tensor(b"AB", b"C")
+
+
+@pytest.mark.parametrize("domain", ["", "my.ops"])
+def test_an_unknown_operator_names_the_flag_in_the_index(domain: str, tmp_path: Path) -> None:
+    repository, log = tmp_path / "repository", tmp_path / "log"
+    log.mkdir()
+    save(repository, "ops", helper.make_node("Mystery", ["x"], ["y"], domain=domain), TensorProto.FLOAT)
+    with running(repository, log) as process, channel_to(process.address) as channel:
+        answer = call(channel, SERVICE + "RepositoryIndex", b"")
+        [model] = pb.RepositoryIndexResponse.FromString(answer).models
+        assert "Mystery" in model.reason
+        assert model.reason.endswith("; name the library of its custom operators in --custom-op-libraries")
+        assert "--custom-op-libraries" in process.log
 
 
 def test_a_version_with_profiling_writes_onnx_runtimes_profile(tmp_path: Path) -> None:

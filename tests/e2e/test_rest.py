@@ -328,7 +328,7 @@ def test_every_answer_has_its_date(server: ServerProcess, door: str) -> None:
         (405, get("/v2/models/dynamic/infer")),
         (200, get("/v2/health/live")),
         (200, get("/v2", "Accept-Encoding: gzip")),
-        (404, post("/v1/embeddings", '{"input": "a"}', "Content-Type: application/json")),
+        (404, post("/v1/embeddings", '{"model": "x", "input": "a"}', "Content-Type: application/json")),
         (400, b"POST /v2 HTTP/1.1\r\nHost: x\r\nContent-Length: x\r\n\r\n"),  # refused before it is read
     ]
     with peer_of(getattr(server, door)) as peer:
@@ -338,3 +338,33 @@ def test_every_answer_has_its_date(server: ServerProcess, door: str) -> None:
             assert answer.status == status, (octets, answer)
             assert before <= parsedate_to_datetime(answer.fields["date"]).timestamp() <= time.time()
             assert answer.fields["date"].endswith(" GMT")
+
+
+@pytest.mark.parametrize(
+    ("octets", "there"),
+    [
+        (post("/v1/models/mlp:predict", '{"instances": [[1.0]]}'), "POST /v2/models/mlp/infer"),
+        (post("/v1/models/mlp:predict", b" " * 300_000), "POST /v2/models/mlp/infer"),
+        (post("/v1/models/mlp:classify", "{}"), "POST /v2/models/mlp/infer"),
+        (post("/v1/models/mlp:explain", "{}"), "POST /v2/models/mlp/infer"),
+        (post("/v1/models/mlp/versions/1:predict", "{}"), "POST /v2/models/mlp/versions/1/infer"),
+        (post("/v1/models/mlp/labels/stable:predict", "{}"), "POST /v2/models/mlp/infer"),
+        (post("/v1/models/mlp", "{}"), "POST /v2/models/mlp/infer"),
+        (post("/v1/models/a%20b:predict", "{}"), "POST /v2/models/a%20b/infer"),
+        (get("/v1/models/mlp/metadata"), "GET /v2/models/mlp"),
+        (get("/v1/models/mlp/versions/1"), "GET /v2/models/mlp/versions/1/ready"),
+    ],
+)
+def test_requests_of_the_v1_protocol_are_told_where_to_go(server: ServerProcess, octets: bytes, there: str) -> None:
+    with peer_of(server.rest_port) as peer:
+        answer = peer.ask(octets)
+    assert answer.status == 404
+    assert answer.document["error"].endswith(there) or f"{there} " in answer.document["error"]
+
+
+def test_other_paths_of_v1_are_as_they_were(server: ServerProcess) -> None:
+    with peer_of(server.rest_port) as peer:
+        assert peer.ask(get("/v1/models")).document == {"object": "list", "data": []}
+        for path in ("/v1/models/mlp", "/v1/models/mlp:predict", "/v1/models/of/mlp"):
+            assert peer.ask(get(path)).document["error"]["code"] == "model_not_found"
+        assert peer.ask(post("/v1/other", "{}")).document == {"error": "Not Found"}

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.e2e.control import EXPLICIT
 from tests.e2e.models import DATATYPES, VERSIONS
 from tests.e2e.process import ServerProcess, running
 from tests.e2e.support import INFER, SERVICE, Tensor, call, channel_to, grpc, pb, refused, request, triton
@@ -209,10 +210,74 @@ def test_server_calls_a_message_it_cannot_parse_an_internal_error(channel: Any, 
 # --- health
 
 
-@pytest.mark.parametrize("service", ["", "inference.GRPCInferenceService", "anything"])
-def test_health_check_says_serving_whatever_the_service(channel: Any, service: str) -> None:
-    answer = call(channel, HEALTH + "Check", HealthCheckRequest(service=service).SerializeToString())
-    assert HealthCheckResponse.FromString(answer).status == HealthCheckResponse.SERVING
+def check(channel: Any, service: str, **options: Any) -> str:
+    """The status of a service; that of the call where it is an error."""
+    request = HealthCheckRequest(service=service).SerializeToString()
+    try:
+        answer = channel.unary_unary(HEALTH + "Check")(request, timeout=120, **options)
+    except grpc.RpcError as error:
+        return str(error.code().name)
+    return HealthCheckResponse.ServingStatus.Name(HealthCheckResponse.FromString(answer).status)
+
+
+def statuses(stream: Any) -> Iterator[str]:
+    """What a Watch call is told."""
+    return (HealthCheckResponse.ServingStatus.Name(HealthCheckResponse.FromString(one).status) for one in stream)
+
+
+@pytest.mark.parametrize(
+    "service",
+    [
+        "",
+        "inference.GRPCInferenceService",
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1.ServerReflection",
+        "liveness",
+        "live",
+        "readiness",
+        "ready",
+        "mlp",
+    ],
+)
+def test_health_check_answers_for_the_server_its_services_and_models(channel: Any, service: str) -> None:
+    assert check(channel, service) == "SERVING"
+
+
+@pytest.mark.parametrize("service", ["anything", "Liveness", "inference.Other", "mlp2", "x" * 2_000])
+def test_health_check_of_what_there_is_not_is_not_found(channel: Any, service: str) -> None:
+    assert check(channel, service) == "NOT_FOUND"
+    stream = channel.unary_stream(HEALTH + "Watch")(HealthCheckRequest(service=service).SerializeToString())
+    assert next(statuses(stream)) == "SERVICE_UNKNOWN"
+    stream.cancel()
+
+
+def test_a_model_is_watched_as_it_comes_and_goes(repository: Path, tmp_path: Path) -> None:
+    flags = [*EXPLICIT, "--load-model", "versions"]
+    with running(repository, tmp_path, flags) as process, channel_to(process.address) as channel:
+
+        def watch(service: str) -> Iterator[str]:
+            request = HealthCheckRequest(service=service).SerializeToString()
+            return statuses(channel.unary_stream(HEALTH + "Watch")(request, timeout=120))
+
+        def control(name: str) -> None:
+            request = pb.RepositoryModelLoadRequest(model_name="mlp").SerializeToString()
+            call(channel, SERVICE + name, request)
+
+        model, server, other = watch("mlp"), watch("ready"), watch("versions")
+        assert (next(model), next(server), next(other)) == ("SERVICE_UNKNOWN", "SERVING", "SERVING")
+        control("RepositoryModelLoad")
+        while (seen := next(model)) == "NOT_SERVING":  # while it is loaded
+            pass
+        assert seen == "SERVING"
+        assert check(channel, "mlp") == "SERVING"
+        control("RepositoryModelUnload")
+        assert next(model) == "NOT_SERVING"
+        assert check(channel, "mlp") == "NOT_SERVING"
+        control("RepositoryModelLoad")
+        assert next(model) == "SERVING"
+        process.process.terminate()
+        assert (next(model), next(server), next(other)) == ("NOT_SERVING",) * 3  # nothing of other models before
+        assert process.process.wait(120) == 0
 
 
 def test_health_watch_says_not_serving_when_the_server_stops(broken_repository: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import onnxruntime
 
 from toutates.backends.onnx.inspection import ALL_DEVICES
-from toutates.backends.onnx.opening import SessionOptions, provider_problem
+from toutates.backends.onnx.opening import OPERATORS_REMEDY, SessionOptions, provider_problem
 from toutates.backends.onnx.provider_names import CUDA, ON_CPU, Provider
 from toutates.backends.onnx.providers import choose_providers
 from toutates.models.config.misplaced import loose_graphs
@@ -290,10 +290,7 @@ def _note(folder: ModelFolder, version: VersionFolder, inspected: InspectedVersi
 #: What to do, by a pattern in ONNX Runtime's error.
 _REMEDIES = (
     (r"opset|IR version", "export the model for an older opset, or install a newer onnxruntime"),
-    (
-        r"is not a registered function/op|No opset import for domain|is not registered|Unrecognized",
-        "name the library of its custom operators in --custom-op-libraries",
-    ),
+    (r"Unrecognized", OPERATORS_REMEDY),
     (
         r"[Ee]xternal (data|initializer)|external_data|file size|filesystem error|open file|GetFileLength",
         "put the file with the weights beside the model, under the name that the graph gives it",
@@ -306,6 +303,8 @@ _REMEDIES = (
 
 
 def _remedy(said: str, path: Path) -> str:
+    if said.endswith(OPERATORS_REMEDY):
+        return ""
     for pattern, remedy in _REMEDIES:
         if re.search(pattern, said):
             return remedy
@@ -315,7 +314,8 @@ def _remedy(said: str, path: Path) -> str:
 def _lines(path: Path, problem: str, remedy: str) -> list[str]:
     """A problem of one or several lines, each with a path and a remedy."""
     lines = [line for line in problem.splitlines() if line.strip()]
-    return [one_line(line if str(path) in line and "; " in line else f"{path}: {line}; {remedy}") for line in lines]
+    behind = f"; {remedy}" if remedy else ""
+    return [one_line(line if str(path) in line and "; " in line else f"{path}: {line}{behind}") for line in lines]
 
 
 def _size(count: int) -> str:

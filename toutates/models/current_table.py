@@ -76,6 +76,8 @@ class CurrentTable:
         self._loadable = names
         self._names = None
         self._make(complete=self._complete)
+        if self._complete:
+            self._on_change()
 
     def begin(self, models: Mapping[str, ModelEntry]) -> None:
         """Show the models of the initial load."""

@@ -281,7 +281,11 @@ class Server:
         """Load the models, and serve them until the shutdown has ended."""
         async with trio.open_nursery() as executors:
             # The manager and the control report changes to readiness, which reads both of them.
-            manager = self._make_manager(executors, lambda: readiness.changed())
+            def changed() -> None:
+                readiness.changed()
+                self.workers.show_models()
+
+            manager = self._make_manager(executors, changed)
             control = self._make_control(manager, lambda: readiness.changed())
             demand = self._make_demand(manager, control)
             readiness = ServerReadiness(

@@ -149,6 +149,11 @@ class Workers:
         for worker, readiness in zip(self.all, self._readiness, strict=True):
             worker.call_soon(partial(readiness.update, serving=ready))
 
+    def show_models(self) -> None:
+        """Tell every worker where somebody wants to know it that the table of models has changed."""
+        for worker, readiness in zip(self.all, self._readiness, strict=False):
+            readiness.tell_of_models(worker.call_soon)
+
     async def let_go(self) -> None:
         """Wait until every worker has let go of what the table of models no longer has, and has ended that round.
 

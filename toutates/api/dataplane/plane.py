@@ -30,13 +30,12 @@ from toutates.models.config.describe import model_metadata
 from toutates.models.demand import NOT_LOADED, Loader
 from toutates.models.table import ModelTable
 from toutates.protocol import grpc_service_pb2 as pb
-from toutates.protocol.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from toutates.repositories.control.model_control import ModelControl
 from toutates.repositories.control.traffic import TrafficControl
 from toutates.system.errors import ModelNotReady, NotLoaded, Unavailable, UnknownModel
 from toutates.system.logs.control import LogControl
 
-__all__ = ["EXTENSIONS", "DataPlane", "ServerIdentity", "health_response"]
+__all__ = ["EXTENSIONS", "DataPlane", "ServerIdentity"]
 
 #: Extensions that ServerMetadata lists, by Triton's names. perf_analyzer reads statistics only where they are listed.
 EXTENSIONS: Final = (
@@ -118,10 +117,6 @@ class DataPlane:
         """Answer ServerReady."""
         self._refuse_when_exiting()
         return pb.ServerReadyResponse(ready=self.readiness.serving)
-
-    def health_check(self, request: HealthCheckRequest) -> HealthCheckResponse:
-        """Answer Check of grpc.health.v1. The service that the request names does not matter, as with Triton."""
-        return health_response(serving=self.readiness.serving)
 
     def server_metadata(self, request: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
         """Answer ServerMetadata."""
@@ -347,8 +342,3 @@ class DataPlane:
                 **others,
             },
         )
-
-
-def health_response(*, serving: bool) -> HealthCheckResponse:
-    """The response of Check and Watch."""
-    return HealthCheckResponse(status=HealthCheckResponse.SERVING if serving else HealthCheckResponse.NOT_SERVING)

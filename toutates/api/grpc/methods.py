@@ -15,7 +15,7 @@ from toutates.api.dataplane import shared_memory
 from toutates.api.dataplane.plane import DataPlane
 from toutates.api.grpc.access import Limited, awaiting, guarded, limited
 from toutates.api.grpc.guards import restricted
-from toutates.api.grpc.health import health_methods
+from toutates.api.grpc.health import CHECK, WATCH, Health
 from toutates.api.grpc.main_thread import on_main_thread
 from toutates.api.grpc.on_demand import waiting_for_model
 from toutates.api.grpc.reflection import reflection_methods
@@ -113,13 +113,15 @@ def build_methods(
     methods = [
         *inference,
         *(Method(SERVICE + name, unary=handler) for name, handler in handlers.items()),
-        *health_methods(plane, worker.call_soon),
         *(reflection_methods(plane.readiness, worker.call_soon) if reflection else ()),
     ]
+    services = {path.split("/")[1] for path in (CHECK, *(method.path for method in methods))}
+    health = Health(plane, worker.call_soon, services)
+    methods += health.methods
     with_secrets = restricted(methods, restrictions)
     if gate is None:
         return method_table(with_secrets)
-    for_limited = _for_limited(plane, awaited, parking, worker)
+    for_limited = {**_for_limited(plane, awaited, parking, worker), CHECK: health.check, WATCH: health.watch}
     return method_table(guarded(method, gate, for_limited) for method in with_secrets)
 
 

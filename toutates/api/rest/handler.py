@@ -23,6 +23,7 @@ from toutates.api.rest.calls import Purpose, RestHttpCall
 from toutates.api.rest.endpoints import Route, find_route
 from toutates.api.rest.on_demand import waiting_for_model
 from toutates.api.rest.slow_answers import SlowAnswers
+from toutates.api.rest.v1 import answer_v1
 from toutates.api.restrictions import RestrictedProtocol
 from toutates.api.torchserve.predictions import Defaults, Predictions
 from toutates.http1 import Head, Refused
@@ -151,6 +152,9 @@ class RestHandler:
             )
         route = find_route(head.path)
         if route is None:
+            elsewhere = answer_v1(head.method, head.path)
+            if elsewhere is not None:
+                return self._admit_answer(head, elsewhere)
             admitted = None if self._text is None else self._text.admit(head)
             if admitted is None and self._predictions is not None:
                 admitted = self._predictions.admit(head)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -20,12 +21,18 @@ from toutates.backends.onnx.weights import Weights
 from toutates.system.errors import ModelLoadError
 from toutates.system.text import one_line
 
-__all__ = ["MAX_REASON", "SessionOptions", "load_session", "provider_problem"]
+__all__ = ["MAX_REASON", "OPERATORS_REMEDY", "SessionOptions", "load_session", "provider_problem"]
 
 logger = logging.getLogger(__name__)
 
 #: Characters of what ONNX Runtime says.
 MAX_REASON: Final = 1_000
+
+#: What ONNX Runtime says of an operator that it does not know, and what to do about it.
+_UNKNOWN_OPERATOR: Final = re.compile(
+    r"is not a registered function/op|No opset import for domain|No Op registered for|is not registered"
+)
+OPERATORS_REMEDY: Final = "name the library of its custom operators in --custom-op-libraries"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +127,9 @@ def load_session(
             weights.give(session_options)
         session = _new_session(str(model_path), session_options, options.providers)
     except Exception as error:  # ONNX Runtime's exceptions share no base class of its own
-        raise ModelLoadError(f"onnxruntime cannot load '{model_path.name}': {one_line(error, MAX_REASON)}") from error
+        said = one_line(error, MAX_REASON)
+        remedy = f"; {OPERATORS_REMEDY}" if _UNKNOWN_OPERATOR.search(said) else ""
+        raise ModelLoadError(f"onnxruntime cannot load '{model_path.name}': {said}{remedy}") from error
     missing = _missing(session, options.providers)
     if missing:
         raise ModelLoadError(missing)
