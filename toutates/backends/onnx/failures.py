@@ -9,7 +9,7 @@ from toutates.backends.onnx.opening import MAX_REASON
 from toutates.system.errors import ExecutionFailed
 from toutates.system.text import one_line
 
-__all__ = ["execution_failure", "is_of_shape"]
+__all__ = ["RunFailed", "execution_failure", "is_of_shape"]
 
 _ERROR_CODE: Final = re.compile(r"\[ONNXRuntimeError\] : (\d+)")
 #: What ONNX Runtime says where an output does not have the shape of the buffer that is bound for it: of a size that the
@@ -17,11 +17,15 @@ _ERROR_CODE: Final = re.compile(r"\[ONNXRuntimeError\] : (\d+)")
 _OTHER_SHAPE: Final = re.compile(r"shape verification failed|OutputMLValue|(?:dimensions|rank) for output")
 
 
-def execution_failure(error: Exception) -> ExecutionFailed:
+class RunFailed(ExecutionFailed):
+    """ONNX Runtime has refused or failed a run."""
+
+
+def execution_failure(error: Exception) -> RunFailed:
     """ONNX Runtime's exception in Triton's words: ``onnx runtime error N: <text>``."""
     text = one_line(error, MAX_REASON).removeprefix("Error in execution: ")  # which the Python interface adds
     match = _ERROR_CODE.search(text)
-    return ExecutionFailed(f"onnx runtime error {match[1] if match else 1}: {text}")
+    return RunFailed(f"onnx runtime error {match[1] if match else 1}: {text}")
 
 
 def is_of_shape(failure: ExecutionFailed) -> bool:

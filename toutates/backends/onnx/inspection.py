@@ -8,6 +8,7 @@ from typing import Final
 
 from onnxruntime import InferenceSession
 
+from toutates.backends.onnx.named_dimensions import shared_dimensions
 from toutates.backends.onnx.opening import SessionOptions, load_session
 from toutates.backends.onnx.preparing import CheckedGraph, check_graph, explained, prepare
 from toutates.backends.onnx.provider_names import CPU, CUDA, ON_CPU, TENSORRT, Provider
@@ -90,11 +91,11 @@ def inspect_graph(
     if shapes is not None and shapes.problem:
         warnings, signature = (*warnings, shapes.problem), shapes.opened(signature)
         tensors = None if tensors is None else replace(tensors, signature=shapes.opened(tensors.signature))
-    notices: tuple[str, ...] = ()
+    notices = shared_dimensions(session, graph)
     if try_warmup:
         found = probe_rows(runner, graph, configuration, served_by, run_ns)
         warnings = (*warnings, found.warning) if found.warning else warnings
-        notices = (found.skipped,) if found.skipped else ()
+        notices = (*notices, found.skipped) if found.skipped else notices
     advice = ""
     if served_by[0] == CPU:
         threads, cores = prepared.options[0].intra_threads, usable_cores(Placement())

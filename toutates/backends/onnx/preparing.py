@@ -19,6 +19,7 @@ from typing import Final
 import onnxruntime
 
 from toutates.backends.onnx.executor_sessions import executor_session_options, without_effect
+from toutates.backends.onnx.named_dimensions import empty_inputs
 from toutates.backends.onnx.opening import SessionOptions
 from toutates.backends.onnx.provider_names import ON_DEVICES
 from toutates.backends.onnx.signature_reader import NodeArg, read_signature
@@ -189,10 +190,11 @@ def _compare(session: onnxruntime.InferenceSession, configuration: VersionConfig
     ragged = ragged_of(
         settings.ragged, signature, source, RaggedKeys() if configuration.declared is None else PBTXT_RAGGED_KEYS
     )
+    empty = empty_inputs(signature)
     if ragged is not None:
-        return CheckedGraph(signature, signature, ragged, ())
+        return CheckedGraph(signature, signature, ragged, tuple(empty))
     padding = padding_of(settings.padding, signature, source)
-    warnings = padding_warnings(padding, signature, source)
+    warnings = [*empty, *padding_warnings(padding, signature, source)]
     return CheckedGraph(signature, with_made_mask(signature, padding), padding, tuple(warnings))
 
 

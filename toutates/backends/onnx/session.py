@@ -15,7 +15,8 @@ import onnxruntime
 
 from toutates.backends.onnx import string_tensors
 from toutates.backends.onnx.device_runs import bind_on_device, device_of, placed_outputs
-from toutates.backends.onnx.failures import execution_failure, is_of_shape
+from toutates.backends.onnx.failures import RunFailed, execution_failure, is_of_shape
+from toutates.backends.onnx.named_dimensions import difference
 from toutates.backends.onnx.opening import MAX_REASON
 from toutates.backends.onnx.provider_names import CPU
 from toutates.backends.onnx.shared_arena import SHRINK_ENTRY, give_back_shared_arena
@@ -27,7 +28,7 @@ from toutates.engine.packing import OtherSizes, OutputArray, OutputPacker
 from toutates.engine.result import Outputs
 from toutates.protocol.signature import Signature
 from toutates.protocol.strings import MANY_ELEMENTS, StringTensor
-from toutates.system.errors import ExecutionFailed
+from toutates.system.errors import ExecutionFailed, InvalidRequest
 from toutates.system.poison import Refilled, current
 from toutates.system.text import one_line
 
@@ -157,42 +158,47 @@ class ModelSession:
 
         Raises:
             ExecutionFailed: with ONNX Runtime's reason.
-            InvalidRequest: BYTES are not UTF-8, where this ONNX Runtime takes nothing else.
+            InvalidRequest: BYTES are not UTF-8, where this ONNX Runtime takes nothing else; or it has failed, and
+                inputs differ in a dimension that has one name in the graph.
         """
-        lane = batch.lane
-        if not self.on_cpu or not isinstance(lane, PackedLane):
-            if isinstance(lane, DeviceLane):
-                return self._run_on_device(lane, batch, rows)
-            if isinstance(lane, GatheredLane) and self._may_bind_strings(lane, rows):
-                return self._run_strings(lane, batch, first, rows)
-            return self._packer.pack(self.run_raw(batch, first, rows), rows)
-        key = (self._number, rows)
-        if rows != batch.rows:
-            binding = self._bind(lane, batch, first, rows)
-        else:
-            kept = batch.bindings.get(key)
-            if kept is None:
-                if len(batch.bindings) >= MAX_BINDINGS:
-                    del batch.bindings[next(iter(batch.bindings))]
-                kept = batch.bindings[key] = self._bind(lane, batch, first, rows)
-            binding = kept
-        in_place = lane.outputs_in_place
-        if in_place is False:
-            outputs = self._packer.pack(self.run_bound_dynamic(binding), rows)
-            self._has_grown |= outputs.in_arrays
-            return outputs
         try:
-            self.run_bound(binding)
-            own = None if in_place else self._own_outputs(lane, binding, lane.outputs(batch, first, rows))
-        except ExecutionFailed as error:
-            batch.bindings.pop(key, None)
-            own = self._run_otherwise(lane, binding, error)
-        if own is not None:
-            batch.bindings.pop(key, None)  # its outputs are not the batch's any more
-            outputs = self._packer.pack(own, rows)
-            self._has_grown |= outputs.in_arrays
-            return outputs
-        return lane.take_outputs(batch, first, rows)
+            lane = batch.lane
+            if not self.on_cpu or not isinstance(lane, PackedLane):
+                if isinstance(lane, DeviceLane):
+                    return self._run_on_device(lane, batch, rows)
+                if isinstance(lane, GatheredLane) and self._may_bind_strings(lane, rows):
+                    return self._run_strings(lane, batch, first, rows)
+                return self._packer.pack(self.run_raw(batch, first, rows), rows)
+            key = (self._number, rows)
+            if rows != batch.rows:
+                binding = self._bind(lane, batch, first, rows)
+            else:
+                kept = batch.bindings.get(key)
+                if kept is None:
+                    if len(batch.bindings) >= MAX_BINDINGS:
+                        del batch.bindings[next(iter(batch.bindings))]
+                    kept = batch.bindings[key] = self._bind(lane, batch, first, rows)
+                binding = kept
+            in_place = lane.outputs_in_place
+            if in_place is False:
+                outputs = self._packer.pack(self.run_bound_dynamic(binding), rows)
+                self._has_grown |= outputs.in_arrays
+                return outputs
+            try:
+                self.run_bound(binding)
+                own = None if in_place else self._own_outputs(lane, binding, lane.outputs(batch, first, rows))
+            except ExecutionFailed as error:
+                batch.bindings.pop(key, None)
+                own = self._run_otherwise(lane, binding, error)
+            if own is not None:
+                batch.bindings.pop(key, None)  # its outputs are not the batch's any more
+                outputs = self._packer.pack(own, rows)
+                self._has_grown |= outputs.in_arrays
+                return outputs
+            return lane.take_outputs(batch, first, rows)
+        except RunFailed as error:
+            self._explain(error, self._shapes(batch, first, rows))
+            raise
 
     def _own_outputs(
         self, lane: PackedLane | GatheredLane, binding: onnxruntime.IOBinding, buffers: Sequence[npt.NDArray[Any]]
@@ -232,7 +238,32 @@ class ModelSession:
         """
         if self._sometimes is not None:
             self._shrink_in_time()
-        return self.run_arrays(batch.lane.inputs(batch, first, rows))
+        inputs = batch.lane.inputs(batch, first, rows)
+        try:
+            return self.run_arrays(inputs)
+        except RunFailed as error:
+            self._explain(error, {index: array.shape for index, array in inputs.items()})
+            raise
+
+    def _shapes(self, batch: Batch, first: int, rows: int) -> Mapping[int, Sequence[int]]:
+        """The shapes of the inputs of a run, by index."""
+        lane = batch.lane
+        if isinstance(lane, DeviceLane):
+            lead = (rows,) if self.signature.batched else ()
+            return {index: (*lead, *shape) for index, shape in lane.row_shapes}
+        return {index: array.shape for index, array in lane.inputs(batch, first, rows).items()}
+
+    def _explain(self, error: RunFailed, shapes: Mapping[int, Sequence[int]]) -> None:
+        """Look for the reason of a run that has failed in the names of dimensions.
+
+        Raises:
+            InvalidRequest: two inputs differ in one of them.
+        """
+        tensors = self.signature.inputs
+        given = {tensors[index].name: shape for index, shape in shapes.items()}
+        problem = difference(self.session, given, self.model)
+        if problem:
+            raise InvalidRequest(problem) from error
 
     @property
     def device(self) -> int | None:
