@@ -179,6 +179,21 @@ class TritonPythonModel:
             sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", array)]))
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
+_CHATTY = """
+import time
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            tensor = pb_utils.get_input_tensor_by_name(request, "INPUT")
+            ends = time.monotonic() + int(tensor.as_numpy()[0]) / 1_000
+            while time.monotonic() < ends:
+                print("a line")
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", tensor.as_numpy())]))
+        return responses
+"""
 _ENDLESS_FLOW = """
 backend: ensemble
 batching: false
@@ -214,6 +229,7 @@ def build_composed(root: Path) -> None:
     - bulk: in Python: OUTPUT = INPUT[0] zeros, FP32; or it takes -INPUT[0] milliseconds.
     - cached_slow: in Python, with the response cache: OUTPUT = INPUT, INT64, after 20 ms; fails where that is odd.
     - endless: in Python, decoupled: OUTPUT = INPUT[0] zeros, FP32 [1, m], again and again until its caller leaves.
+    - chatty: in Python: OUTPUT = INPUT, INT64; it prints for INPUT[0] milliseconds.
     - endless_flow: what endless sends, through another model.
     """
     names = "abcdef"
@@ -247,6 +263,7 @@ def build_composed(root: Path) -> None:
     _write_python(root / "bulk", _BULK, "TYPE_FP32", "-1")
     _write_python(root / "cached_slow", _SLOW, "TYPE_INT64", "1", "response_cache { enable: true }")
     _write_python(root / "endless", _ENDLESS, "TYPE_FP32", "1, -1", "model_transaction_policy { decoupled: true }")
+    _write_python(root / "chatty", _CHATTY, "TYPE_INT64", "1")
     _configure(root / "endless_flow", _ENDLESS_FLOW)
 
 

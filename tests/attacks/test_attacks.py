@@ -17,6 +17,7 @@ from typing import Final
 import pytest
 
 from fuzz.attacks.bounds import KEPT_FILES
+from fuzz.attacks.dear_loads import VICTIM
 from fuzz.attacks.experiment import AttackProcess
 from fuzz.attacks.honest import Crowd, HonestError, RawClient
 from fuzz.attacks.models import build_repository
@@ -44,6 +45,8 @@ _ELSEWHERE: Final = {
     "first-requests",
     "split-ids",
     "shadow-bulk",
+    "warm-up-counts",
+    "hostile-environments",
 }
 #: These wait for timers, and so for each other.
 _SLOW: Final = (
@@ -167,6 +170,23 @@ def test_names_with_traffic_and_shadows_cost_others_nothing(tmp_path: Path, name
             return sum(float(count) for what, count in found if what in ("equal", "different"))
 
         wait_until(compared, pause_s=0.1)
+
+
+def test_a_warm_up_that_wants_a_million_runs_is_ready_soon(tmp_path: Path) -> None:
+    with _attacked_alone(tmp_path, "warm-up-counts", answer="grpc-status 0") as process:
+        assert " warm-up runs were made: 1000 at most" in process.log
+
+
+def test_archives_of_environments_write_nowhere_else_and_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    with _attacked_alone(tmp_path, "hostile-environments", answer="grpc-status 3") as process:
+        assert "cannot be used" in process.log
+        assert not list(tmp_path.rglob(VICTIM))
+        wait_until(lambda: not [path for path in scratch.rglob("*") if path.is_file()])
 
 
 # --- too many connections

@@ -7,6 +7,7 @@ import os
 import stat
 import sys
 import tarfile
+import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -105,6 +106,21 @@ def test_a_process_gets_the_variables_that_it_may_have(monkeypatch: pytest.Monke
         "A": "b",
     }
     assert Interpreter(kept=frozenset(("",))).variables() == {}
+
+
+def test_what_is_no_environment_once_it_is_unpacked_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    (tmp_path / "scratch").mkdir()
+    environments = Environments()
+    for names in ({"zeros": "0" * 1_000}, {"bin/activate": "", "zeros": ""}):
+        archive = make_archive(tmp_path / "env.tar.gz", names)
+        with pytest.raises(ModelLoadError, match=r"bin/activate does not exist|has no program bin/python"):
+            environments.interpreter(str(archive), tmp_path)
+        assert not list((tmp_path / "scratch").glob("*/*"))
+    archive = make_archive(tmp_path / "env.tar.gz", {"bin/activate": "", "bin/python": PROGRAM})
+    assert Path(environments.interpreter(str(archive), tmp_path).command[0]).exists()
 
 
 # --- archives

@@ -51,14 +51,16 @@ class Environments:
             folder = path if path.is_dir() else self._unpack(path)
         except (OSError, ModelLoadError) as error:
             raise ModelLoadError(f"EXECUTION_ENV_PATH '{path}' cannot be used: {text_of(error)}") from error
-        activate = folder / "bin" / "activate"
+        activate, python = folder / "bin" / "activate", folder / "bin" / "python"
+        problem = ""
         if not activate.exists():
-            raise ModelLoadError(
-                f"Path {activate} does not exist. The Python environment should contain an 'activate' script."
-            )
-        python = folder / "bin" / "python"
-        if not os.access(python, os.X_OK):
-            raise ModelLoadError(f"EXECUTION_ENV_PATH '{path}' has no program bin/python")
+            problem = f"Path {activate} does not exist. The Python environment should contain an 'activate' script."
+        elif not os.access(python, os.X_OK):
+            problem = f"EXECUTION_ENV_PATH '{path}' has no program bin/python"
+        if problem:
+            if folder != path:
+                self._remove(folder)
+            raise ModelLoadError(problem)
         found = {"VIRTUAL_ENV": str(folder), "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"}
         if (folder / "conda-meta").exists():
             libraries = os.environ.get("LD_LIBRARY_PATH", "")
@@ -68,6 +70,12 @@ class Environments:
                 "LD_LIBRARY_PATH": f"{folder / 'lib'}{os.pathsep + libraries if libraries else ''}",
             }
         return Interpreter((str(python),), {**found, "PYTHONHOME": ""} if "PYTHONHOME" in os.environ else found)
+
+    def _remove(self, folder: Path) -> None:
+        """Remove what an archive has left that is no environment: the next try unpacks it again."""
+        with self._lock:
+            self._unpacked = {key: own for key, own in self._unpacked.items() if own != folder}
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _unpack(self, archive: Path) -> Path:
         status = archive.stat()
