@@ -53,7 +53,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How the comparison ends does not matter."""
+    """How the comparison ends does not matter, or what is compared differs by far."""
     monkeypatch.setattr(tuning, "MOST_BLOCKS", 3)
 
 
@@ -63,6 +63,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.long
 @pytest.mark.timeout(600)  # some seconds each on an idle machine
+@pytest.mark.usefixtures("few_blocks")
 def test_tuned_configuration_of_the_mlp_loads_and_is_not_worse(model: Path, tmp_path: Path) -> None:
     before = files_of(model)
     output, told, page = tmp_path / "tuned", tmp_path / "t.json", tmp_path / "t.html"
@@ -71,7 +72,10 @@ def test_tuned_configuration_of_the_mlp_loads_and_is_not_worse(model: Path, tmp_
     assert files_of(model) == before
     found = json.loads(told.read_text())
     assert len(found["trials"]) == 6
-    assert [one["changes"] for one in found["trials"][:2]] == [{}, {"mlp": {"batch_size": 64}}]
+    # What is tried after the configuration as it is, is what was measured to be likely to help.
+    first, *others = [one["changes"] for one in found["trials"]]
+    assert first == {}
+    assert all(other.keys() == {"mlp"} for other in others)
     assert all(one["requests_per_second"] > 0 and not one["fault"] for one in found["trials"])
     assert page.read_text().count("<svg") == 2
     if found["ratio"] is not None and found["chosen"]:
@@ -94,6 +98,7 @@ def test_tuned_configuration_of_the_mlp_loads_and_is_not_worse(model: Path, tmp_
 
 @pytest.mark.long
 @pytest.mark.timeout(600)  # some seconds each on an idle machine
+@pytest.mark.usefixtures("few_blocks")
 def test_a_better_configuration_is_written_beside_the_model_and_loads(model: Path, tmp_path: Path) -> None:
     before, told = files_of(model), tmp_path / "t.json"
     flags = ["--write", "--points=3", "--seconds-per-point=0.5", f"--json={told}", "--accuracy=cosine>=0.5"]
@@ -150,7 +155,8 @@ def test_several_models_are_tuned_together_with_a_bound_for_one_of_them(model: P
     rates = [first[f"{name}:requests_per_second"] for name in ("mlp", "other")]
     assert first["requests_per_second"] > 0
     assert min(rates) > 0
-    assert found["trials"][1]["changes"] == {"mlp": {"batch_size": 64}, "other": {"batch_size": 64}}
+    tried: set[str] = set().union(*(one["changes"] for one in found["trials"]))
+    assert tried == {"mlp", "other"}
     if found["chosen"]:
         for name in found["best"]["changes"]:
             assert {path.name for path in (output / name).iterdir()} == {"config.yaml", "config.pbtxt"}
@@ -344,7 +350,7 @@ def test_what_is_no_model_is_refused(model: Path, tmp_path: Path, capsys: pytest
     assert main(["tune", str(model.with_name("nothing"))]) == 2
     assert "has neither versions nor models" in capsys.readouterr().err
     model.with_name("nothing").rmdir()
-    (model / "1" / "config.yaml").write_text("backend: supertensor\n")
+    (model / "1" / "config.yaml").write_text("backend: supertensor\nbatch_size: none\n")
     assert main(["tune", str(model)]) == 1
     assert "batch_size" in capsys.readouterr().err
     assert os.listdir(tmp_path) == ["models"]
