@@ -8,14 +8,21 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.e2e import models
 from tests.e2e.http import Answer, get, peer_of, post
 from tests.e2e.process import run, running
+from tests.text_models import DIM, make_folder, save_weights
 from tests.waiting import wait_until
 
+MODULES: list[tuple[str, str, dict[str, Any]]] = [
+    ("1_Pooling", "sentence_transformers.models.Pooling", {"pooling_mode_mean_tokens": True}),
+    ("2_Dense", "sentence_transformers.models.Dense", {"in_features": DIM, "out_features": 2, "bias": False}),
+]
 INSTEAD = {
     "lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n", "is a pointer of Git LFS"),
     "page": (b"\n<!DOCTYPE html><html><body>log in</body></html>", "is an HTML page"),
@@ -31,6 +38,49 @@ def test_what_lies_in_the_place_of_a_graph_is_called_what_it_is(tmp_path: Path) 
     assert checked.returncode == 1
     for _, said in INSTEAD.values():
         assert said in checked.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("xgboost.json", "page"),
+        ("xgboost.ubj", "lfs"),
+        ("model.txt", "lfs"),
+        ("model.txt", "zipped"),
+        ("model.xml", "error"),
+        ("model.xml", "lfs"),
+        ("model.skops", "page"),
+        ("model.pt", "lfs"),
+        ("model.py", "page"),
+    ],
+)
+def test_so_is_what_lies_in_the_place_of_another_kind_of_model(tmp_path: Path, name: str, instead: str) -> None:
+    content, said = INSTEAD[instead]
+    path = tmp_path / "m" / "1" / name
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    if name == "model.py":
+        (tmp_path / "m" / "config.pbtxt").write_text('backend: "python"\n')
+    checked = run("check", str(tmp_path))
+    assert checked.returncode == 1
+    assert f"1/{name}' {said}" in checked.stdout
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "tokenizer.json", "2_Dense/model.safetensors"])
+@pytest.mark.parametrize("instead", ["lfs", "page"])
+def test_so_is_what_lies_in_the_place_of_a_file_of_a_text_model(tmp_path: Path, name: str, instead: str) -> None:
+    content, said = INSTEAD[instead]
+    repository, log = tmp_path / "models", tmp_path / "log"
+    log.mkdir()
+    folder = repository / "m" / "1"
+    make_folder(folder, modules=MODULES)
+    save_weights(folder / "2_Dense", linear_weight=np.zeros((2, DIM), np.float32))
+    (folder / name).write_bytes(content)
+    with running(repository, log, ("--http-addr", "127.0.0.1:0")) as process, peer_of(process.rest_port) as peer:
+        [entry] = peer.ask(post("/v2/repository/index", "{}")).document
+    assert entry["state"] == "UNAVAILABLE"
+    assert said in entry["reason"]
+    assert name in entry["reason"]
 
 
 def test_names_like_those_of_configurations_are_named(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from toutates.models.inspection import InspectedVersion
 from toutates.models.memory_size import version_size
 from toutates.models.names import FoundNames
 from toutates.models.ordering import with_order
+from toutates.models.other_contents import explained_by_files
 from toutates.models.repository import VersionFolder
 from toutates.models.table import ServedVersion
 from toutates.models.turns import end_without_run, turns_of
@@ -107,7 +108,8 @@ def load_version(
         configuration = _configuration(version, kinds, overridden=overridden, again=again)
         check_cache_settings(model, configuration)
         check_latency_target(model, configuration)
-        served = _kind_of(kinds, configuration).load(model, configuration)
+        with explained_by_files(version):
+            served = _kind_of(kinds, configuration).load(model, configuration)
         try:
             if cache is not None and configuration.settings.response_cache:
                 served = with_cache(served, cache)
@@ -163,7 +165,8 @@ def inspect_version(
         configuration = load_configuration(version, BackendNames(kinds), most_problems=None)
         check_cache_settings(model, configuration)
         check_latency_target(model, configuration)
-        return _kind_of(kinds, configuration).inspect(model, configuration, try_warmup=try_warmup)
+        with explained_by_files(version):
+            return _kind_of(kinds, configuration).inspect(model, configuration, try_warmup=try_warmup)
     except ToutatesError:
         raise
     except Exception as error:  # as `load_version`'s callers take any: it is this version's alone

@@ -27,7 +27,6 @@ from toutates.engine.padded.padding import Padding
 from toutates.engine.ragged.ragged import Ragged
 from toutates.models.config.configuration import VersionConfiguration
 from toutates.models.config.declared import Declared
-from toutates.models.config.other_contents import what_it_is
 from toutates.models.config.padding import padding_of, padding_warnings, with_made_mask
 from toutates.models.config.ragged import RaggedKeys, ragged_of
 from toutates.models.config.settings import ModelSettings
@@ -238,15 +237,11 @@ def explained(folder: VersionFolder) -> Iterator[None]:
     except ModelLoadError as error:
         # ONNX Runtime says of a file without permission that it does not exist.
         _check_readable(folder.model_path)
-        if taken := what_it_is(folder.model_path):
-            raise ModelLoadError(f"'{folder.model_path}' {taken}") from error
         # Of its weights it names neither the file nor what is wrong with it.
         if re.search(r"SystemError : 13\b|[Pp]ermission denied", str(error)):
             for path in islice(folder.path.rglob("*"), _MAX_FILES):
                 _check_readable(path)
         for path in islice(folder.path.rglob("*"), _MAX_FILES):
-            if path != folder.model_path and path.is_file() and (taken := what_it_is(path, is_graph=False)):
-                raise ModelLoadError(f"'{path}' {taken}") from error
             if _EXTERNAL.search(str(error)) and path.is_symlink() and _leaves(path, folder.path):
                 raise ModelLoadError(
                     f"'{path}' is a link that leads out of the version's directory, from where ONNX Runtime reads no "
