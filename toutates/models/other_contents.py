@@ -53,7 +53,7 @@ def explained_by_files(version: VersionFolder) -> Iterator[None]:
             raise ModelLoadError(f"'{path}' {taken}") from error
         raise
     except ModelLoadError as error:
-        if taken := _what_it_is(version.model_path):
+        if taken := _what_it_is(version.model_path) or _if_empty(version.model_path):
             raise ModelLoadError(f"'{version.model_path}' {taken}") from error
         for path in files_of(version):
             is_of_model = _is_of_model(path, version)
@@ -107,4 +107,12 @@ def _what_it_is(path: Path, *, is_of_model: bool = True) -> str:
         return "is compressed by gzip; unpack it, such as by `gunzip`"
     if head.startswith(b"PK\x03\x04") and path.suffix not in _ZIPPED:
         return "is a ZIP archive, or a model of PyTorch; unpack it, or export the model in the format of its name"
-    return "is empty; copy it again" if not head else ""
+    return ""
+
+
+def _if_empty(path: Path) -> str:
+    """The same of a file without a byte. Others beside the graph may be placeholders."""
+    try:
+        return "" if path.stat().st_size or not path.is_file() else "is empty; copy it again"
+    except OSError:
+        return ""
