@@ -79,6 +79,30 @@ def test_the_printed_pbtxt_gives_the_same_configuration(
     assert capsys.readouterr().out == printed
 
 
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("max_batch_size: 8", ""),
+        ("max_batch_size: 8 dynamic_batching { }", "dynamic_batching"),
+        ("", ""),
+        (None, ""),
+    ],
+)
+def test_a_printed_pbtxt_is_no_word_that_nobody_has_said(
+    tmp_path: Path, written: str | None, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_model(tmp_path, "m", negative(["n", 4]))
+    if written is not None:
+        write_config(tmp_path, "m", written)
+    for _ in range(2):
+        assert main(["config", str(tmp_path / "m"), "--format", "pbtxt"]) == 0
+        printed = capsys.readouterr().out
+        assert "dynamic_batching {" in printed  # as Triton completes it
+        assert ('key: "toutates.dynamic_batching"' in printed) == (not said)
+        write_config(tmp_path, "m", printed)
+        assert effective(tmp_path / "m")[0].joined_by == said
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_the_printed_yaml_gives_the_same_configuration(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]

@@ -180,8 +180,10 @@ def current() -> Poison | None:
     Raises:
         ConfigurationError: ``TOUTATES_TEST_POISON`` has another value than it may have.
     """
-    said = _ENVIRONMENT.get(_VARIABLE, b"")
-    return None if said in (b"", b"0") else _of(os.fsdecode(said), os.getpid())
+    if _VARIABLE not in _ENVIRONMENT:
+        return None
+    said = os.environ.get(VARIABLE, "0")
+    return None if said in ("", "0") else _of(said, os.getpid())
 
 
 @functools.lru_cache(maxsize=1)

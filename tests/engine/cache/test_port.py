@@ -210,6 +210,22 @@ def test_an_error_goes_to_all_that_wait_and_is_not_kept(inner: Inner) -> None:
     assert len(inner.added) == 2
 
 
+def test_nobody_waits_for_a_version_whose_answers_have_lacked_an_output(inner: Inner) -> None:
+    servable, cache = cached(inner)
+    caller = Caller(servable)
+    lacking = outputs_of(2)
+    lacking.missing = (1,)
+    caller.send("first", 1)
+    inner.answer(lacking)
+    assert cache.statistics().entries == 0
+    caller.send("again", 1)
+    caller.send("beside it", 1)
+    assert len(inner.added) == 3
+    inner.answer(outputs_of(3))  # which is kept
+    caller.send("later", 1)
+    assert len(inner.added) == 3
+
+
 def test_a_refused_request_leaves_nothing_behind(inner: Inner) -> None:
     servable, _ = cached(inner)
     caller = Caller(servable)

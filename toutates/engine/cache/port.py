@@ -56,6 +56,8 @@ class CachedVersion:
 
     Attributes:
         under_way: by key, requests that compute what others may wait for. Guarded by the cache's lock.
+        lacks_outputs: whether an answer has lacked an output that was asked for. Who asks once more may be given it, so
+            that each request is computed from then on.
         Others: as given.
     """
 
@@ -75,6 +77,7 @@ class CachedVersion:
         self.reads_parameters = reads_parameters
         self.on_too_large = on_too_large
         self.under_way: dict[bytes, Computed] = {}
+        self.lacks_outputs = False
 
 
 class CachingWay:
@@ -275,7 +278,7 @@ class CachingPort:
         with cache.lock:
             answer = cache.peek(key)  # it may have come meanwhile, and then nobody computes it any more
             if answer is None:
-                other = None if alone else version.under_way.get(key)
+                other = None if alone or version.lacks_outputs else version.under_way.get(key)
                 took_ns = time.monotonic_ns() - began_ns
                 if other is not None and len(other.waiting) < MAX_WAITING:
                     other.waiting.append((self, context, rows))
@@ -351,7 +354,10 @@ class CachingPort:
         version, cache = self._version, self._cache
         began_ns = time.monotonic_ns()
         outputs = cut(parts, batched=version.signature.batched)
-        if outputs is None or outputs.missing:  # who asks once more may be given more
+        if outputs is None:
+            return None
+        if outputs.missing:
+            version.lacks_outputs = True
             return outputs
         size = size_of(outputs)
         if size and cache.fits(key, size):

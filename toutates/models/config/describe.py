@@ -21,6 +21,7 @@ from toutates.models.config.settings import (
     WarmupSample,
 )
 from toutates.models.config.triton_configuration import BACKEND, PLATFORM
+from toutates.models.config.triton_fields import COMPLETED_BATCHING
 from toutates.models.config.triton_ragged import add_ragged
 from toutates.models.config.triton_sequences import sequence_message
 from toutates.protocol.datatypes import BY_NAME
@@ -125,6 +126,8 @@ def model_config(
     if with_own:
         for key, value in _own_parameters(settings).items():
             config.parameters[key].string_value = value
+        if config.HasField("dynamic_batching") and not settings.joined_by:
+            config.parameters[COMPLETED_BATCHING].string_value = "completed"
     return config
 
 

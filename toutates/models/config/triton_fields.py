@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from toutates.models.config.problems import Problems
 
-__all__ = ["FIELDS", "PARAMETERS", "Verdict", "check_fields", "set_fields"]
+__all__ = ["COMPLETED_BATCHING", "FIELDS", "PARAMETERS", "Verdict", "check_fields", "set_fields"]
 
 
 class Verdict(Enum):
@@ -125,6 +125,10 @@ FIELDS: Final = MappingProxyType(
     }
 )
 
+#: The parameter that says ``completed`` of a ``dynamic_batching`` that nobody has written: it is no user's word that rows
+#: are independent.
+COMPLETED_BATCHING: Final = "toutates.dynamic_batching"
+
 #: Keys of ``parameters`` that are acted on. Others are there for clients to read, and named in a warning.
 PARAMETERS: Final = (
     "intra_op_thread_count",
@@ -136,6 +140,7 @@ PARAMETERS: Final = (
     "session.use_device_allocator_for_initializers",
     "cudnn_conv_algo_search",
     "gpu_mem_limit",
+    COMPLETED_BATCHING,
     "toutates.capacity",
     "toutates.capacity_bytes",
     "toutates.allocator",

@@ -23,6 +23,7 @@ from toutates.models.config.settings import (
     ProfilingSettings,
     SessionSettings,
 )
+from toutates.models.config.triton_fields import COMPLETED_BATCHING
 from toutates.models.config.yaml_section import MAX_DIMENSION
 from toutates.protocol.model_config_pb2 import ModelConfig
 
@@ -49,6 +50,7 @@ _DECIMAL: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 #: Keys of ``parameters`` that are the server's, whatever the backend.
 _OWN: Final = (
+    COMPLETED_BATCHING,
     "toutates.capacity",
     "toutates.capacity_bytes",
     "toutates.allocator",
@@ -56,6 +58,7 @@ _OWN: Final = (
     "toutates.pin",
 )
 _ALLOCATORS: Final[Mapping[str, Allocator]] = MappingProxyType({"cpu": "cpu", "cuda_pinned": "cuda_pinned"})
+_COMPLETED: Final = MappingProxyType({"completed": ""})
 _NUMBERS: Final = "a whole number"
 _MILLISECONDS: Final = f"a number of milliseconds from {MIN_TARGET_MS} to {MAX_TARGET_MS}"
 
@@ -109,8 +112,10 @@ class _Parameters:
         """The settings with the server's own parameters."""
         capacity = self.read("toutates.capacity", _number, settings.capacity, _NUMBERS)
         capacity_bytes = self.read("toutates.capacity_bytes", _number, 0, _NUMBERS)
+        said = self.read(COMPLETED_BATCHING, _COMPLETED.get, settings.joined_by, "completed")
         return replace(
             settings,
+            joined_by=said,
             capacity=min(max(capacity, 1), MAX_CAPACITY),
             capacity_bytes=min(capacity_bytes, MAX_CAPACITY_BYTES) or None,
             allocator=self.read("toutates.allocator", _ALLOCATORS.get, settings.allocator, "cpu or cuda_pinned"),
