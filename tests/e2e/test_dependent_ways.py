@@ -110,7 +110,7 @@ def _given(module: Any, name: str, array: npt.NDArray[Any], datatype: str = "FP3
 
 def _most_rows(server: ServerProcess, name: str) -> int:
     with channel_to(server.address) as channel:
-        return max(batch.batch_size for batch in statistics_of(channel, name).batch_stats)
+        return max(int(batch.batch_size) for batch in statistics_of(channel, name).batch_stats)
 
 
 @pytest.mark.parametrize("name", ["ragged", "ragged_apart"])

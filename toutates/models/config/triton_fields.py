@@ -125,8 +125,8 @@ FIELDS: Final = MappingProxyType(
     }
 )
 
-#: The parameter that says ``completed`` of a ``dynamic_batching`` that nobody has written: it is no user's word that rows
-#: are independent.
+#: The parameter that says ``completed`` of a ``dynamic_batching`` that nobody has written: it is no user's word that
+#: rows are independent.
 COMPLETED_BATCHING: Final = "toutates.dynamic_batching"
 
 #: Keys of ``parameters`` that are acted on. Others are there for clients to read, and named in a warning.
