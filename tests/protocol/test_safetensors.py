@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toutates.protocol.safetensors import open_safetensors
+from toutates.protocol.safetensors import Changed, open_safetensors
 from toutates.system.errors import ConfigurationError
 
 
@@ -100,6 +100,18 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
         open_safetensors(tmp_path)
     with pytest.raises(ConfigurationError, match="is no regular file"):
         open_safetensors(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("size", [0, 12, 200])
+def test_a_file_that_is_written_while_it_is_open_is_told(tmp_path: Path, size: int) -> None:
+    """It would end the process, or change its numbers, if it were mapped."""
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(file_of({"a": entry()}, np.ones(2, np.float32).tobytes()))
+    tensor = open_safetensors(path)["a"]
+    assert tensor.float32().tolist() == [1, 1]
+    path.write_bytes(bytes(size))
+    with pytest.raises(Changed, match=r"model.safetensors: has changed while it was read"):
+        tensor.float32()
 
 
 _offsets = st.lists(st.integers(-2, 40), min_size=1, max_size=3)

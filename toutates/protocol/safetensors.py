@@ -1,4 +1,6 @@
-"""Reading safetensors files: tensors as views of the mapped file, which is not read before they are.
+"""Reading safetensors files: of a file its header, and of a tensor its bytes when they are asked for.
+
+Nothing is mapped: a file that is cut short while it is mapped ends the process, and one that is written changes.
 
 A file is 8 bytes with the header's length, the header in JSON, and the tensors' bytes:
 
@@ -12,6 +14,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +26,10 @@ import numpy as np
 import numpy.typing as npt
 
 from toutates.system.errors import ConfigurationError
+from toutates.system.private_copies import identity_of
 from toutates.system.text import one_line, shown
 
-__all__ = ["Tensor", "open_safetensors"]
+__all__ = ["Changed", "Tensor", "open_safetensors"]
 
 #: Bytes of a header. Models with 100,000 tensors need 10 MB.
 _MOST_HEADER: Final = 100_000_000
@@ -52,6 +57,44 @@ _DTYPES: Final[Mapping[str, str]] = MappingProxyType(
 _FLOATS: Final = ("F64", "F32", "F16", "BF16")
 
 
+class Changed(ConfigurationError):
+    """A file was written while it was read."""
+
+
+class _File:
+    """A file that is open as long as this lives.
+
+    Args:
+        path: of it.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._descriptor)
+        self._identity = identity_of(os.fstat(self._descriptor))
+        self.size = self._identity[2]
+
+    def read(self, start: int, size: int) -> npt.NDArray[np.uint8]:
+        """Bytes of it.
+
+        Raises:
+            Changed: the file is not as it was when it was opened.
+            OSError: they cannot be read.
+        """
+        content = np.empty(size, np.uint8)
+        view, at = content.data, 0
+        while at < size and (count := os.preadv(self._descriptor, [view[at:]], start + at)):
+            at += count
+        if at < size or identity_of(os.fstat(self._descriptor)) != self._identity:
+            remedy = "try again when all of it is written"
+            raise Changed("has changed while it was read", source=self._path, remedy=remedy)
+        return content
+
+
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """A tensor in a file.
@@ -61,14 +104,29 @@ class Tensor:
         name: its name there.
         dtype: as the file names it, such as ``F32``.
         shape: its dimensions.
-        data: its bytes, a view of the mapped file.
+        file, start, size: where its bytes are.
     """
 
     source: Path
     name: str
     dtype: str
     shape: tuple[int, ...]
-    data: npt.NDArray[np.uint8]
+    file: _File
+    start: int
+    size: int
+
+    @property
+    def data(self) -> npt.NDArray[np.uint8]:
+        """Its bytes, which are read each time.
+
+        Raises:
+            ConfigurationError: the file has changed, or cannot be read.
+        """
+        try:
+            return self.file.read(self.start, self.size)
+        except OSError as error:
+            problem = f"cannot be read: {error.strerror}"
+            raise ConfigurationError(problem, source=self.source, remedy="make it readable") from error
 
     def float32(self) -> npt.NDArray[np.float32]:
         """Its values in single precision; half precision is widened, which loses nothing.
@@ -99,7 +157,7 @@ class Tensor:
 
 
 def open_safetensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file, by name. The file stays mapped while one of them lives.
+    """The tensors of a file, by name. The file stays open while one of them lives.
 
     Raises:
         ConfigurationError: it cannot be read, or is no valid safetensors file.
@@ -107,24 +165,24 @@ def open_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         if not path.is_file():
             raise ConfigurationError("is no regular file", source=path, remedy="download it again")
-        size = path.stat().st_size
+        file = _File(path)
+        size = file.size
         if size < 8:
             raise _wrong(path, "is shorter than its header")
-        mapped: npt.NDArray[np.uint8] = np.memmap(path, np.uint8, "r").view(np.ndarray)
+        length = int.from_bytes(file.read(0, 8).tobytes(), "little")
+        if not 2 <= length <= min(_MOST_HEADER, size - 8):
+            raise _wrong(path, f"says that its header has {length} bytes, of {size} of the file")
+        text = file.read(8, length).tobytes()
     except OSError as error:
         problem = f"cannot be read: {error.strerror}"
         raise ConfigurationError(problem, source=path, remedy="make it readable") from error
-    length = int.from_bytes(mapped[:8].tobytes(), "little")
-    if not 2 <= length <= min(_MOST_HEADER, size - 8):
-        raise _wrong(path, f"says that its header has {length} bytes, of {size} of the file")
-    text = mapped[8 : 8 + length].tobytes()
     if text[:1] != b"{":
         raise _wrong(path, "has a header that does not begin with '{'")
     header = _read_header(path, text)
     header.pop(_METADATA, None)
-    content = mapped[8 + length :]
-    tensors = {name: _tensor(path, name, entry, content) for name, entry in header.items()}
-    _check_layout(path, header, len(content))
+    start = 8 + length
+    tensors = {name: _tensor(path, name, entry, file, start) for name, entry in header.items()}
+    _check_layout(path, header, size - start)
     return tensors
 
 
@@ -143,7 +201,7 @@ def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _tensor(path: Path, name: str, entry: Any, content: npt.NDArray[np.uint8]) -> Tensor:
+def _tensor(path: Path, name: str, entry: Any, file: _File, start: int) -> Tensor:
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise _wrong(path, "has no entry of dtype, shape and data_offsets", name)
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -159,11 +217,11 @@ def _tensor(path: Path, name: str, entry: Any, content: npt.NDArray[np.uint8]) -
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_size(one) for one in offsets):
         raise _wrong(path, "has data_offsets that are no two offsets", name)
     begin, end = offsets
-    if not begin <= end <= len(content):
-        raise _wrong(path, f"has the bytes {begin} to {end}, of {len(content)}", name)
+    if not begin <= end <= file.size - start:
+        raise _wrong(path, f"has the bytes {begin} to {end}, of {file.size - start}", name)
     if end - begin != math.prod(shape) * np.dtype(_DTYPES[dtype]).itemsize:
         raise _wrong(path, f"has {end - begin} bytes, which is not what its type and shape need", name)
-    return Tensor(path, name, dtype, tuple(shape), content[begin:end])
+    return Tensor(path, name, dtype, tuple(shape), file, start + begin, end - begin)
 
 
 def _check_layout(path: Path, header: Mapping[str, Any], size: int) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Final
 
 from toutates.backends.text.interface import Float32
-from toutates.protocol.safetensors import open_safetensors
+from toutates.protocol.safetensors import Changed, open_safetensors
 from toutates.system.errors import ConfigurationError, ModelLoadError
+from toutates.system.private_copies import TRIES
 
 __all__ = ["read_weights"]
 
@@ -19,7 +20,7 @@ _PICKLE: Final = "pytorch_model.bin"
 def read_weights(directory: Path, names: Sequence[str]) -> dict[str, Float32]:
     """Tensors of a directory's ``model.safetensors``, as float32. Blocks.
 
-    They are copies: a file that is cut short while it is mapped would end the server.
+    A file that changes meanwhile is read again, three times at most.
 
     Args:
         directory: with the file.
@@ -38,6 +39,15 @@ def read_weights(directory: Path, names: Sequence[str]) -> dict[str, Float32]:
                 "again with sentence-transformers and safe_serialization=True"
             )
         raise ModelLoadError(f"unable to find '{path}'; copy the whole model folder")
+    for _ in range(TRIES - 1):
+        try:
+            return _read(path, names)
+        except Changed:
+            continue
+    return _read(path, names)
+
+
+def _read(path: Path, names: Sequence[str]) -> dict[str, Float32]:
     tensors = open_safetensors(path)
     missing = [name for name in names if name not in tensors]
     if missing:
@@ -46,4 +56,4 @@ def read_weights(directory: Path, names: Sequence[str]) -> dict[str, Float32]:
             source=path,
             remedy=f"copy the model's own file; it has {', '.join(sorted(tensors)[:10]) or 'none'}",
         )
-    return {name: tensors[name].float32().copy() for name in names}
+    return {name: tensors[name].float32() for name in names}
