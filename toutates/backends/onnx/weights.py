@@ -151,6 +151,7 @@ class GraphFiles:
     ) -> T:
         assert self._copies is not None
         copy = None
+        watched = {graph: before, **{path: _identity(path) for path in files.values()}}
         try:
             copy = self._copies.make({graph.name: graph, **files})
             _check({graph: before}, replaced=True)
@@ -171,14 +172,18 @@ class GraphFiles:
                 copy.close()
             raise
         if copy is None:
-            watched = {graph: before, **{path: _identity(path) for path in files.values()}}
-            made = make(GraphSource(graph, graph_file, _in_memory(graph_file.external, files)))
+            try:
+                made = make(GraphSource(graph, graph_file, _in_memory(graph_file.external, files)))
+            except ModelLoadError:
+                _check(watched, replaced=True)
+                raise
             _check(watched, replaced=True)
             return made
         held = _Copied(copy) if self._copies.shared else None
         try:
             return make(GraphSource(copy.folder / graph.name, graph_file, held))
         except ModelLoadError as error:
+            _check(watched, replaced=True)  # else it was half written
             raise ModelLoadError(str(error).replace(str(copy.folder), str(graph.parent))) from error.__cause__
         finally:
             if held is None:
