@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -11,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.cpu_time import lines_run
+from tests.cpu_time import least_cpu_s, lines_run
 from toutates.protocol import typed_contents
 from toutates.protocol.datatypes import BY_NAME, typed_contents_to_raw
 from toutates.protocol.grpc_service_pb2 import InferTensorContents, ModelInferRequest
@@ -163,24 +162,21 @@ MOST: Final = pytest.mark.parametrize(
 
 @MOST
 def test_the_most_that_is_taken_takes_few_steps(message: bytes, datatype: str) -> None:
-    assert lines_run(lambda: _cpu_s([memoryview(message)], datatype)) < 300_000  # 8,192 strings are most of it
+    assert lines_run(lambda: _read([memoryview(message)], datatype)) < 300_000  # 8,192 strings are most of it
 
 
 @pytest.mark.alone  # numbers are read in C
 @MOST
 def test_the_most_that_is_taken_takes_a_worker_no_longer_than_a_turn(message: bytes, datatype: str) -> None:
     """CPU time, of the best of several tries; a turn is 20 ms, and the machine that this runs on may be slow."""
-    least = min(_cpu_s([memoryview(message)], datatype) for _ in range(5))
-    assert least < 0.1
+    assert least_cpu_s(lambda: _read([memoryview(message)], datatype), times=5) < 0.1
 
 
-def _cpu_s(pieces: Sequence[memoryview], datatype: str) -> float:
-    began = time.thread_time()
+def _read(pieces: Sequence[memoryview], datatype: str) -> None:
     try:
         np.frombuffer(TypedReader("M").read(pieces, BY_NAME[datatype], "X"), np.uint8)
     except InvalidRequest:
         assert datatype == "FP32"
-    return time.thread_time() - began
 
 
 @pytest.mark.parametrize(

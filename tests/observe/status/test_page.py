@@ -256,9 +256,14 @@ A_LONG_DAY: Final = """
 """
 
 
-@pytest.mark.long
+@pytest.mark.parametrize(
+    "is_measured",
+    [pytest.param(False, marks=pytest.mark.long, id="nodes"), pytest.param(True, marks=pytest.mark.alone, id="memory")],
+)
 @pytest.mark.timeout(0 if "TOUTATES_PAGE_HOURS" in os.environ else 600)
-def test_a_page_that_is_open_for_hours_grows_by_nothing(tab: Tab, server: tuple[ServerProcess, int]) -> None:
+def test_a_page_that_is_open_for_hours_grows_by_nothing(
+    tab: Tab, server: tuple[ServerProcess, int], is_measured: bool
+) -> None:
     _, port = server
     hours = float(os.environ.get("TOUTATES_PAGE_HOURS", "0.15"))
     tab.command("Page.addScriptToEvaluateOnNewDocument", source=A_LONG_DAY)
@@ -282,7 +287,7 @@ def test_a_page_that_is_open_for_hours_grows_by_nothing(tab: Tab, server: tuple[
     polls = int(hours * 3_600) // MEASUREMENTS
     measured = [after(400 + at * polls) for at in range(MEASUREMENTS)]
     growths = [(then[0] - before[0]) / polls for before, then in itertools.pairwise(measured)]
-    assert statistics.median(growths) < 100, f"bytes per poll: {growths}"
+    assert not is_measured or statistics.median(growths) < 100, f"bytes per poll: {growths}"
     early, late = measured[: MEASUREMENTS // 2], measured[MEASUREMENTS // 2 :]
     assert min(nodes for _, nodes in late) < min(nodes for _, nodes in early) + 10
 
