@@ -15,6 +15,7 @@ from typing import Final
 from toutates.backends.onnx.file_bytes import FileBytes
 from toutates.backends.probing import GraphFacts
 from toutates.protocol.wire_format import read_varint
+from toutates.system.private_copies import Identity, identity_of
 
 __all__ = ["External", "GraphFile"]
 
@@ -73,12 +74,12 @@ class GraphFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._identity = _identity(path)
         #: None: nobody has asked yet. Several threads may find it out at once, and find the same.
         self._has_subgraphs: bool | None = None
         reader = _Reader(only_subgraphs=True)
-        reader.find_external(path)
-        if self._identity is not None and self._identity[2] > _SMALL_BYTES:  # it was read whole
+        #: which file it is; None if there is none
+        self.identity = reader.find_external(path)
+        if self.identity is not None and self.identity[2] > _SMALL_BYTES:  # it was read whole
             self._has_subgraphs = reader.has_subgraphs or not reader.has_graph
         #: tensors whose values are in other files
         self.external = tuple(reader.external)
@@ -92,7 +93,7 @@ class GraphFile:
         known = self._has_subgraphs
         if known is None:
             reader = _Reader(only_subgraphs=True)
-            is_read = reader.read(self._path) and self._identity == _identity(self._path)
+            is_read = reader.read(self._path) and self.identity == _identity(self._path)
             self._has_subgraphs = known = reader.has_subgraphs or not (is_read and reader.has_graph)
         return known
 
@@ -103,13 +104,12 @@ class GraphFile:
         return GraphFacts(reader.is_random, reader.is_inexact)
 
 
-def _identity(path: Path) -> tuple[int, int, int, int] | None:
-    """What tells a file from another one at the same path; None if there is none."""
+def _identity(path: Path) -> Identity | None:
+    """The identity of the file at a path; None if there is none."""
     try:
-        status = os.stat(path)
+        return identity_of(os.stat(path))
     except OSError:
         return None
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 class _Reader:
@@ -137,17 +137,24 @@ class _Reader:
             return False
         return True
 
-    def find_external(self, path: Path) -> None:
+    def find_external(self, path: Path) -> Identity | None:
         """Read a file for the tensors whose values are in others; a small one only where it may have some."""
         try:
-            with open(path, "rb", buffering=0) as file:
-                size = os.fstat(file.fileno()).st_size
-                self._content = file.read() if size <= _SMALL_BYTES else FileBytes(file.fileno(), size)
-                self._may_have_external = isinstance(self._content, FileBytes) or _LOCATION in self._content
-                if self._may_have_external:
-                    self._read_model()
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return _identity(path)
+        try:
+            identity = identity_of(os.fstat(descriptor))
+            is_small = identity[2] <= _SMALL_BYTES
+            self._content = os.read(descriptor, _SMALL_BYTES) if is_small else FileBytes(descriptor, identity[2])
+            self._may_have_external = isinstance(self._content, FileBytes) or _LOCATION in self._content
+            if self._may_have_external:
+                self._read_model()
         except (OSError, ValueError, IndexError):
             self.has_graph = False
+        finally:
+            os.close(descriptor)
+        return identity
 
     def _read_model(self) -> None:
         for number, start, end in _fields(self._content, 0, len(self._content)):

@@ -112,9 +112,9 @@ class GraphFiles:
             self._copies.clean()
         changed = ""
         for _ in range(TRIES):
-            before = _identity(graph)
             graph_file = GraphFile(graph)
-            files = _files(graph, graph_file.external)
+            before = graph_file.identity
+            files = _files(graph, graph_file.external) if graph_file.external else {}
             try:
                 if files and self._copies is not None:
                     return self._read_copied(graph, before, graph_file, files, what, make)
@@ -125,12 +125,8 @@ class GraphFiles:
                     _check(watched, replaced=True)
                     raise
                 _check(watched, replaced=several)
-                if (
-                    graph_file.external
-                    and not files
-                    and self._copies is not None
-                    and _files(graph, graph_file.external)
-                ):
+                is_missing = graph_file.external and not files and self._copies is not None
+                if is_missing and _files(graph, graph_file.external):
                     raise FileChanged(str(graph.parent))  # what was missing is there now, and is mapped
                 return made
             except FileChanged as error:
@@ -160,13 +156,9 @@ class GraphFiles:
         except OSError as error:
             raise ModelLoadError(f"cannot read '{error.filename}': {error.strerror}") from error
         except NoRoom as error:
-            size = sum(path.stat().st_size for path in files.values())
-            logger.warning(
-                "%s: %.1f MB of weights are read into memory, because they cannot be copied to %s",
-                what,
-                size / 1e6,
-                error,
-            )
+            size = sum(one[2] for one in watched.values() if one is not None)
+            said = "%s: %.1f MB of weights are read into memory, because they cannot be copied to %s"
+            logger.warning(said, what, size / 1e6, error)
         except FileChanged:
             if copy is not None:
                 copy.close()
@@ -180,13 +172,16 @@ class GraphFiles:
             _check(watched, replaced=True)
             return made
         held = _Copied(copy) if self._copies.shared else None
+        is_made = False
         try:
-            return make(GraphSource(copy.folder / graph.name, graph_file, held))
+            made = make(GraphSource(copy.folder / graph.name, graph_file, held))
+            is_made = True
+            return made
         except ModelLoadError as error:
             _check(watched, replaced=True)  # else it was half written
             raise ModelLoadError(str(error).replace(str(copy.folder), str(graph.parent))) from error.__cause__
         finally:
-            if held is None:
+            if held is None or not is_made:
                 copy.close()
 
 
