@@ -116,6 +116,11 @@ def test_whole_numbers_are_small_and_then_least() -> None:
     assert model.shapes == [(1, 40)] + [(1, 40)] * 4 + [(4, 40)]
 
 
+def test_a_triangle_of_whole_numbers_is_told_from_the_rows_of_one() -> None:
+    # Three tenths of the places differ where no number that is left out is a zero itself.
+    assert not Model(np.tril, "INT64", "INT64", (5,)).probed().joins
+
+
 def test_a_length_that_tells_nothing_is_not_the_last_one_tried() -> None:
     model = Model(lambda rows: rows[:, 7:].cumsum(axis=0), shape=(-1,))
     assert not model.probed().joins

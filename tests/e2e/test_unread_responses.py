@@ -9,9 +9,11 @@ from typing import Any, Final
 
 import pytest
 
+from tests.e2e.dependent_models import add, graph, node
 from tests.e2e.process import ServerProcess, running
 from tests.e2e.python_models import add_model
 from tests.e2e.support import SERVICE, Tensor, channel_to, infer, outputs_of, pb, request
+from tests.ensembles import add_ensemble, pbtxt
 from tests.waiting import wait_until
 
 DECOUPLED: Final = "model_transaction_policy { decoupled: true }"
@@ -27,7 +29,7 @@ def execute(self, requests):
             if sender.is_cancelled():
                 break
             sent += 1
-            array = np.full(int(mib * 2**18), number, np.float32)
+            array = np.full((1, int(mib * 2**18)), number, np.float32)
             sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("y", array)]))
         open(os.environ["NOTED"], "a").write("%d\\n" % sent)
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
@@ -64,6 +66,23 @@ def execute(self, requests):
 """
 
 
+#: Sends, or calls itself and reads nothing until what it has called is over.
+ITSELF: Final = f"""
+def execute(self, requests):
+    rest = [request for request in requests if not input_of(request).reshape(-1)[3]]
+    self.send(rest)
+    for request in requests:
+        if request not in rest:
+            [found] = self.ask([request])
+            sender = request.get_response_sender()
+            sender.send(found, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+{SENDER.replace("def execute", "def send").strip()}
+
+{CALLER.replace("def execute", "def ask").replace("MODEL", "'itself'").strip()}
+"""
+
+
 @pytest.fixture(scope="module", params=["process", "thread"])
 def server(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, Path]]:
     folder = tmp_path_factory.mktemp(f"unread-{request.param}")
@@ -72,6 +91,19 @@ def server(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
     add_model(repository, "sender", SENDER, **own)
     path = repository / "sender" / "config.pbtxt"
     path.write_text(path.read_text().replace('name: "y" data_type: TYPE_FP32 dims: [ 4 ]', Y))
+    for name, more in {**BEHIND, "itself": "instance_group { count: 2 kind: KIND_CPU }"}.items():
+        add_model(
+            repository,
+            name,
+            ITSELF if name == "itself" else SENDER,
+            isolation=request.param,
+            more=f"{DECOUPLED} {more}",
+        )
+        path = repository / name / "config.pbtxt"
+        path.write_text(path.read_text().replace('name: "y" data_type: TYPE_FP32 dims: [ 4 ]', Y))
+    add(repository, "negate", graph([node("Neg", "x", "y")], [("x", 1, ["n", "k"])], [("y", 1, ["n", "k"])]))
+    steps = [("sender", {"x": "x"}, {"y": "t"}), ("negate", {"x": "t"}, {"y": "y"})]
+    add_ensemble(repository, "ensemble", pbtxt(["x FP32 [4]"], ["y FP32 [-1]"], steps))
     add_model(repository, "caller", CALLER.replace("MODEL", "'sender'"), isolation=request.param, more="")
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("NOTED", str(noted))
@@ -82,6 +114,11 @@ def server(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
             assert "Traceback" not in process.log
 
 
+#: Senders by name, and what else their configurations say.
+BEHIND: Final = {
+    "sequence": "sequence_batching { direct { } }",
+    "ordered": "dynamic_batching { preserve_ordering: true }",
+}
 Y: Final = 'name: "y" data_type: TYPE_FP32 dims: [ -1 ]'
 
 
@@ -126,3 +163,47 @@ def test_a_client_that_does_not_read_has_its_request_ended(server: tuple[ServerP
         responses = [pb.ModelStreamInferResponse.FromString(one) for one in stream]
     assert "unread: 64 MiB of them is the most" in responses[-1].error_message
     assert len(responses) < 40
+
+
+@pytest.mark.parametrize("model", ["ensemble", *BEHIND])
+def test_who_does_not_read_is_bounded_behind_others_and_keeps_nobody_waiting(
+    server: tuple[ServerProcess, Path], model: str
+) -> None:
+    process, noted = server
+    before = len(noted.read_text().split()) if noted.exists() else 0
+    said = {"sequence_start": True, "sequence_end": True} if model == "sequence" else {}
+
+    def asked(count: int, mib: float, number: int) -> bytes:
+        message = request(model, Tensor.of("x", "FP32", [[count, mib, 0, number]]))
+        for key, value in (said | ({"sequence_id": number} if said else {})).items():
+            if isinstance(value, bool):
+                message.parameters[key].bool_param = value
+            else:
+                message.parameters[key].int64_param = value
+        return message.SerializeToString()
+
+    with channel_to(process.address) as channel, channel_to(process.address) as other:
+        call = f"{SERVICE}ModelStreamInfer"
+        unread = channel.stream_stream(call)(iter([asked(200, 4, 1)]), timeout=120)
+        # Others are answered while it sends, and once its request has ended.
+        for number in range(2, 8):
+            answered = other.stream_stream(call)(iter([asked(3, 0.01, number)]), timeout=60)
+            texts = [pb.ModelStreamInferResponse.FromString(one).error_message for one in answered]
+            assert len(texts) >= 3
+            assert not any(texts)
+        wait_until(lambda: len(noted.read_text().split()) >= before + 7)
+        responses = [pb.ModelStreamInferResponse.FromString(one) for one in unread]
+    assert "unread: 64 MiB of them is the most" in responses[-1].error_message
+    assert len(responses) < 40
+
+
+def test_a_model_that_calls_itself_and_does_not_read_has_its_call_ended(server: tuple[ServerProcess, Path]) -> None:
+    process, _ = server
+    message = request("itself", Tensor.of("x", "FP32", [[60, 4, 0, 1]]))
+    with channel_to(process.address) as channel:
+        stream = channel.stream_stream(f"{SERVICE}ModelStreamInfer")(iter([message.SerializeToString()]), timeout=120)
+        [response, *_] = [pb.ModelStreamInferResponse.FromString(one) for one in stream]
+    assert not response.error_message
+    [got, unread, failed, _] = outputs_of(response.infer_response)["y"].reshape(-1).tolist()
+    assert 1 <= got <= 16
+    assert (unread, failed) == (1, 1)

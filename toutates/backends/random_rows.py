@@ -61,7 +61,11 @@ def _new(datatype: Datatype, shape: tuple[int, ...], at: int, narrow: bool) -> n
         return (numbers < 0.5).reshape(shape)
     if kind in "iu":
         most = _LEAST_WHOLE if narrow else _MOST_OF_A_BYTE if datatype.name == "UINT8" else _MOST_WHOLE
-        return (numbers * most).astype(datatype.numpy).reshape(shape)
+        whole = (numbers * most).astype(datatype.numpy).reshape(shape)
+        if not narrow:
+            # Zeros are in the first row alone: what leaves numbers out, such as a triangle of a matrix, writes zeros.
+            np.maximum(whole[1:], 1, out=whole[1:])
+        return whole
     rows = numbers.reshape(shape[0], -1) * np.resize(_SCALES, shape[0])[:, None]
     rows[_NEGATIVE::_EVERY] = 2 * rows[_NEGATIVE::_EVERY] - 1
     rows = rows.reshape(shape)
