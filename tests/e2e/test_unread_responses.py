@@ -180,7 +180,7 @@ def test_who_does_not_read_is_bounded_behind_others_and_keeps_nobody_waiting(
                 message.parameters[key].bool_param = value
             else:
                 message.parameters[key].int64_param = value
-        return message.SerializeToString()
+        return bytes(message.SerializeToString())
 
     with channel_to(process.address) as channel, channel_to(process.address) as other:
         call = f"{SERVICE}ModelStreamInfer"
