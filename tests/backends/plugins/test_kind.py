@@ -120,6 +120,31 @@ def test_every_extra_of_a_backend_is_named_where_it_is_missing_and_can_be_instal
         assert all(f"`{file}`" in page for file in own.files)
 
 
+@pytest.mark.parametrize("fails", [False, True], ids=["read", "half written"])
+@pytest.mark.parametrize("changes", [0, 2, 3])
+def test_a_file_that_changes_while_it_is_read_is_read_again(
+    site: Path, tmp_path: Path, changes: int, fails: bool
+) -> None:
+    body = f'''
+    filenames = ("model.changing",)
+    times = [0]
+
+    def load(self, source):
+        self.times[0] += 1
+        if self.times[0] <= {changes}:
+            source.path.write_bytes(b"new" * self.times[0])
+            if {fails}:
+                raise ValueError("half")
+        return super().load(source)
+'''
+    install(site, "changing", body)
+    write_model(tmp_path, "m", "", {"model.changing": b""})
+    if changes < 3:
+        assert load(tmp_path).config.backend == "changing"
+    else:
+        assert "model.changing' has changed while it was read, 3 times" in refused(tmp_path)
+
+
 def test_a_file_called_after_a_backend_chooses_it(site: Path, tmp_path: Path) -> None:
     install(site, "own", '    filenames = ("model.own",)')
     write_model(tmp_path, "m", "", {"model.own": b""})

@@ -41,6 +41,7 @@ from toutates.models.table import ServedVersion
 from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.signature import Signature, TensorSpec
 from toutates.system.errors import ConfigurationError, ModelLoadError, ToutatesError
+from toutates.system.private_copies import TRIES, Identity, identity_of
 from toutates.system.text import one_line
 
 __all__ = ["LoadedVersion", "PluginKind"]
@@ -269,14 +270,26 @@ class PluginKind:
                 made = import_backend(name, self._catalogue)
                 _check_devices(name, made, settings, configuration.source)
                 own = replace(source, path=_find(made, settings.model_filename, folder.path))
-                backend = made()
-                try:
-                    tensors = backend.load(own)
-                    numbers = range(settings.num_executors)
-                    return backend, own, tensors, [backend.instance(at, settings.device(at)) for at in numbers]
-                except BaseException:
+                for _ in range(TRIES):
+                    before = _identities(own.path)
+                    backend = made()
+                    try:
+                        tensors = backend.load(own)
+                        numbers = range(settings.num_executors)
+                        instances = [backend.instance(at, settings.device(at)) for at in numbers]
+                    except BaseException as error:
+                        _free(backend, name, model)
+                        if not isinstance(error, Exception) or _identities(own.path) == before:
+                            raise
+                        continue  # it was half written
+                    if _identities(own.path) == before:
+                        return backend, own, tensors, instances
+                    del instances
                     _free(backend, name, model)
-                    raise
+                raise ModelLoadError(
+                    f"'{own.path}' has changed while it was read, {TRIES} times; load the version again when all of "
+                    "its files are written"
+                )
             finally:
                 ended.set()
 
@@ -434,6 +447,17 @@ def _check_devices(name: str, backend: type[Backend], settings: ModelSettings, s
             value=wanted[0],
             remedy="write KIND_CPU (config.yaml: cpu)",
         )
+
+
+def _identities(path: Path) -> list[Identity | None]:
+    """What tells whether a model's file, or that of its weights, has been written or replaced."""
+    found: list[Identity | None] = []
+    for one in (path, path.with_suffix(".bin")):
+        try:
+            found.append(identity_of(one.stat()) if one.is_file() else None)
+        except OSError:
+            found.append(None)
+    return found
 
 
 def _source(model: str, configuration: VersionConfiguration, *, allow_pickle: bool) -> Source:
