@@ -125,7 +125,7 @@ def test_every_extra_of_a_backend_is_named_where_it_is_missing_and_can_be_instal
 def test_a_file_that_changes_while_it_is_read_is_read_again(
     site: Path, tmp_path: Path, changes: int, fails: bool
 ) -> None:
-    body = f'''
+    body = f"""
     filenames = ("model.changing",)
     times = [0]
 
@@ -136,7 +136,7 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(
             if {fails}:
                 raise ValueError("half")
         return super().load(source)
-'''
+"""
     install(site, "changing", body)
     write_model(tmp_path, "m", "", {"model.changing": b""})
     if changes < 3:
