@@ -20,6 +20,7 @@ from tests.e2e.process import PYTHON, ServerProcess, environment, running
 from tests.e2e.wire import client_of
 from tests.waiting import PATIENCE_S, wait_until
 from toutates.command.main import main
+from toutates.system.poison import VARIABLE
 
 __all__ = ["exit_lines", "main_lines", "signal_lines"]
 
@@ -33,7 +34,9 @@ def _start(folder: Path, arguments: Sequence[str]) -> Forked:
     folder.mkdir()
     for name in ("output", "errors"):
         (folder / name).touch()
-    return fork(PYTHON, ["toutates", *arguments], environment(), folder / "output", folder / "errors")
+    # What the test mode logs at the start is nothing that users have.
+    settings = {**environment(), VARIABLE: "0"}
+    return fork(PYTHON, ["toutates", *arguments], settings, folder / "output", folder / "errors")
 
 
 def _end_of(folder: Path, arguments: Sequence[str]) -> tuple[int, str, str]:
