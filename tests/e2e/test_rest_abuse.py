@@ -150,6 +150,12 @@ BODIES: Final = {
     "brackets without an end": (post(DYNAMIC, "[" * 30_000), 400, "nesting depth|more than 16384 values"),
     "objects in objects": (post(DYNAMIC, '{"a":' * 17_000), 400, "more than 16384 values"),
     "many values": (post(DYNAMIC, f'{{"x":[{"1," * 20_000}1]}}'), 400, "more than 16384 values"),
+    "a number that becomes infinite": (
+        infer("[1,1e39]"),
+        400,
+        "element 1 of the data, 1e",
+    ),
+    "one of generate": (post("/v2/models/dynamic/generate", '{"INPUT":[1,2,-1e39,4]}'), 400, "element 2 of the data"),
     "a number that is too big": (infer("[1e999,2]"), 500, "Number too big to be stored in double"),
     "a number of many digits": (infer(f"[{'1' * 5_000},2]"), 500, "Number too big|non-number"),
     "a lone surrogate": (infer(more='"id":"\\ud800",'), 500, "surrogate"),

@@ -14,7 +14,7 @@ from tests.protocol.rest.support import LIMIT, TARGET, by_form, compact, read, r
 from toutates.protocol.rest.cutting import cut
 from toutates.protocol.rest.parameters import matching_fields
 from toutates.protocol.rest.request import Target, read_request
-from toutates.system.errors import RequestError
+from toutates.system.errors import InvalidRequest, RequestError
 
 NUMBERS = list(range(1, 17))
 INT32 = np.arange(1, 17, dtype=np.int32).tobytes()
@@ -57,8 +57,9 @@ def test_data_fifty_deep_is_read() -> None:
         ("INT64", [-(2**63), 2**63 - 1], b"\0\0\0\0\0\0\0\x80\xff\xff\xff\xff\xff\xff\xff\x7f"),
         ("UINT64", [0, 2**64 - 1], b"\0\0\0\0\0\0\0\0\xff\xff\xff\xff\xff\xff\xff\xff"),
         ("FP64", [0.1, 2**70], np.array([0.1, 2.0**70]).tobytes()),
-        ("FP32", [1, 1e39], np.array([1, np.inf], np.float32).tobytes()),
-        ("FP16", [1.5, 1e6], np.array([1.5, np.inf], np.float16).tobytes()),
+        ("FP32", [3.4028235e38, -3.4028235e38], np.array([3.4028235e38, -3.4028235e38], np.float32).tobytes()),
+        ("FP32", [3.4028235677973e38, 2**127], np.array([3.4028235e38, 2.0**127], np.float32).tobytes()),
+        ("FP16", [1.5, 65_519], np.array([1.5, 65_504], np.float16).tobytes()),
         ("BF16", [1, -2.5], b"\x80\x3f\x20\xc0"),
         ("BF16", [1 + 2**-8, 1 + 3 * 2**-8], b"\x80\x3f\x82\x3f"),  # halves go to the even one
         ("BYTES", ["\u00e9", ""], b"\x02\0\0\0\xc3\xa9\0\0\0\0"),
@@ -68,6 +69,34 @@ def test_data_fifty_deep_is_read() -> None:
 def test_every_datatype_is_read(datatype: str, data: list[Any], expected: bytes) -> None:
     assert read({"inputs": [tensor("x", datatype, [2], data)]}).contents == [expected]
     assert read({"inputs": [tensor("x", datatype, [2, 1], [[item] for item in data])]}).contents == [expected]
+
+
+@pytest.mark.parametrize(
+    ("datatype", "number", "shown"),
+    [
+        ("FP32", b"1e39", "1e+39"),
+        ("FP32", b"-3.4028236e38", "-3.4028236e+38"),
+        ("FP32", b"1" + b"0" * 39, "1e+39"),
+        ("FP16", b"65520", "65520.0"),
+        ("FP16", b"-1e300", "-1e+300"),
+        ("BF16", b"3.4028235e38", "3.4028235e+38"),
+        ("BF16", b"1e39", "1e+39"),
+    ],
+)
+@pytest.mark.parametrize("count", [3, 3_000, 70_000])
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_finite_number_that_would_become_infinite_is_refused_with_its_place(
+    datatype: str, number: bytes, shown: str, count: int, nested: bool
+) -> None:
+    last = count - 1
+    data = [b"[1]" if nested else b"1"] * count
+    data[0] = b"[Infinity]" if nested else b"Infinity"
+    data[last] = b"[%b]" % number if nested else number
+    shape = [count, 1] if nested else [count]
+    text = compact({"inputs": [tensor("x", datatype, shape, [0])]}).replace(b"[0]", b"[%b]" % b",".join(data))
+    said = f"input 'x': element {last} of the data, {shown}, is beyond the range of {datatype}; infinity is written"
+    with pytest.raises(InvalidRequest, match=re.escape(said)):
+        (read if count < 16_384 else read_cut)(text)
 
 
 @pytest.mark.parametrize("word", [b"NaN", b"Inf", b"Infinity", b"-Inf", b"-Infinity"])

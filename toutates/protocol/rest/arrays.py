@@ -28,6 +28,7 @@ from toutates.system.errors import InvalidRequest, MalformedMessage, RequestErro
 
 __all__ = [
     "PIECE_BYTES",
+    "BeyondRange",
     "NumberReader",
     "Pause",
     "Reader",
@@ -81,12 +82,49 @@ class Unreadable(Exception):
 # --- numbers of any kind to bytes ------------------------------------------------------------------------------------
 
 
+class BeyondRange(InvalidRequest):
+    """A finite number would become infinite in its datatype; says which one. Who knows the tensor says so before it."""
+
+
+class _Beyond(Exception):
+    """A finite number would become infinite.
+
+    Args:
+        index: of the element.
+        value: it.
+    """
+
+    def __init__(self, index: int, value: float) -> None:
+        super().__init__(index, value)
+        self.index, self.value = index, value
+
+    def error(self, datatype: Datatype, before: int = 0) -> BeyondRange:
+        """What the request's sender hears; ``before`` is the number of elements before those that were packed."""
+        return BeyondRange(
+            f"element {before + self.index} of the data, {self.value!r}, is beyond the range of {datatype.name}; "
+            "infinity is written Infinity"
+        )
+
+
 def _pack_floats(values: Sequence[float], datatype: Datatype) -> bytes:
-    """Values beyond the datatype's range become infinities, as a cast in C makes them."""
+    """Round to the nearest values of the datatype.
+
+    Raises:
+        _Beyond: a finite value has none near.
+    """
+    doubles = np.array(values, np.float64)
     with np.errstate(over="ignore"):
         if datatype.name == "BF16":
-            return _to_bf16(np.array(values, np.float32))
-        return np.array(values, np.float64).astype(datatype.numpy, copy=False).tobytes()
+            content = _to_bf16(doubles.astype(np.float32))
+            infinite = (np.frombuffer(content, np.uint16) & 0x7FFF) == 0x7F80
+        else:
+            rounded = doubles.astype(datatype.numpy, copy=False)
+            content, infinite = rounded.tobytes(), np.isinf(rounded)
+    if infinite.any():
+        beyond = np.flatnonzero(infinite & np.isfinite(doubles))
+        if beyond.size:
+            raise _Beyond(int(beyond[0]), float(doubles[beyond[0]]))
+    return content
 
 
 def _to_bf16(values: npt.NDArray[np.float32]) -> bytes:
@@ -120,7 +158,7 @@ def read_elements(data: list[Any], datatype: Datatype, count: int) -> bytes:
 
     Raises:
         MalformedMessage: an element is of another type, or they are too many or too few.
-        InvalidRequest: the nesting is too deep.
+        InvalidRequest: the nesting is too deep; BeyondRange where a finite number would become infinite.
     """
     elements: list[Any] = []
     _flatten(data, elements, 1, "" if not datatype.size else "Unable to parse 'data': ")
@@ -139,13 +177,17 @@ def pack_elements(elements: list[Any], datatype: Datatype) -> bytes:
 
     Raises:
         MalformedMessage: one is of another type.
+        BeyondRange: a finite number would become infinite.
     """
     if not datatype.size:
         return join_strings([as_string(element).encode() for element in elements])
     check, pack = _kind_of(datatype)
     for element in elements:
         check(element)
-    return pack(elements, datatype)
+    try:
+        return pack(elements, datatype)
+    except _Beyond as beyond:
+        raise beyond.error(datatype) from None
 
 
 def _flatten(data: list[Any], elements: list[Any], depth: int, prefix: str) -> None:
@@ -209,7 +251,7 @@ class NumberReader:
         self._decode = decoder.decode
         #: packs the values of an array that is not read in pieces: 20 ns each, where NumPy takes 50. It refuses those
         #: of BF16, which are not the integers that ``struct`` takes them for.
-        self._pack = struct.Struct(struct_format(datatype, count)).pack
+        self._pack = struct.Struct(_packing(datatype, count)).pack
 
     def read(self, buffer: bytes, start: int, end: int, pause: Pause | None = None) -> bytes:
         """The bytes of an array.
@@ -246,12 +288,16 @@ class NumberReader:
                 depth = _depth_after(piece, depth, last=cut == end)
                 piece = piece.translate(_SPACES)
             values = self._decode_piece(b"[%b]" % piece)
+            before = self._count - left
             left -= len(values)
             if left < 0:
                 raise Unreadable(MalformedMessage(_TOO_MANY))
             if not values:
                 raise Unreadable
-            packed.append(self._pack_piece(values))
+            try:
+                packed.append(self._pack_piece(values))
+            except _Beyond as beyond:
+                raise Unreadable(beyond.error(self._datatype, before)) from None
             at = cut + 1
             if pause is not None:
                 pause()
@@ -281,7 +327,7 @@ class NumberReader:
 
     def _pack_piece(self, values: list[Any]) -> bytes:
         try:
-            return struct.pack(struct_format(self._datatype, len(values)), *values)
+            return struct.pack(_packing(self._datatype, len(values)), *values)
         except (struct.error, OverflowError):
             pass
         if self._datatype.numpy.kind in "iu" and self._datatype.name != "BF16":
@@ -323,6 +369,12 @@ def struct_format(datatype: Datatype, count: int) -> str:
     It is the native one, whose floats take 8 ns each, where those of a named byte order take 12.
     """
     return f"{count}{datatype.numpy.char}"
+
+
+def _packing(datatype: Datatype, count: int) -> str:
+    """The format that packs so many elements. Of FP32 it is one that refuses numbers which would become infinite."""
+    form = struct_format(datatype, count)
+    return f"={form}" if datatype.name == "FP32" else form
 
 
 def _flat(text: bytes) -> bytes:

@@ -14,7 +14,7 @@ from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 from toutates.protocol.infer_response import WireTensor
 from toutates.protocol.names import request_prefix
-from toutates.protocol.rest.arrays import pack_elements
+from toutates.protocol.rest.arrays import BeyondRange, pack_elements
 from toutates.protocol.rest.document import Members, as_string, parse_document, read_member
 from toutates.protocol.rest.lengths import check_json_size
 from toutates.protocol.rest.parameters import is_known, read_any
@@ -98,7 +98,10 @@ class _Reading:
         if any(tensor.name == spec.name for tensor in message.inputs):
             raise InvalidRequest(f"{request_prefix(message.id)}input '{spec.name}' already exists in request")
         elements = value if isinstance(value, list) and not isinstance(value, _Object) else [value]
-        content = pack_elements(elements, spec.datatype)
+        try:
+            content = pack_elements(elements, spec.datatype)
+        except BeyondRange as error:
+            raise InvalidRequest(f"input '{spec.name}': {error}") from None
         most = self._target.max_input_bytes
         if len(content) > most:
             raise InvalidRequest(

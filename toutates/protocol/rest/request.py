@@ -19,7 +19,15 @@ import msgspec
 from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 from toutates.protocol.names import request_prefix
-from toutates.protocol.rest.arrays import NumberReader, Pause, Reader, Unreadable, read_elements, reader_of
+from toutates.protocol.rest.arrays import (
+    BeyondRange,
+    NumberReader,
+    Pause,
+    Reader,
+    Unreadable,
+    read_elements,
+    reader_of,
+)
 from toutates.protocol.rest.cutting import Cut, cut_is_plain, sequence_names
 from toutates.protocol.rest.document import (
     MAX_DOCUMENT_BYTES,
@@ -457,10 +465,19 @@ class _Reading:
             array = read_member(tensor, "data", as_array)[0]
             reader = reader_of(datatype, count)
             start, stop = self._found[3][2 * array : 2 * array + 2]
-            content = reader.read(self._buffer, start, stop, self._pause)
+            try:
+                content = reader.read(self._buffer, start, stop, self._pause)
+            except Unreadable as odd:
+                if isinstance(odd.error, BeyondRange):
+                    raise _beyond(name, odd.error) from None
+                raise
             self._sources.append(_Source(0, 0, array, reader))
         elif count:
-            content = read_elements(read_member(tensor, "data", as_array), datatype, count)
+            data = read_member(tensor, "data", as_array)
+            try:
+                content = read_elements(data, datatype, count)
+            except BeyondRange as error:
+                raise _beyond(name, error) from None
             if not datatype.size:
                 self._count_strings(name, count, content)
         if len(content) > most:
@@ -521,3 +538,7 @@ def _count(shape: Sequence[int]) -> int:
 
 def _as_shape(value: Any) -> list[int]:
     return [as_unsigned(size) for size in as_array(value)]
+
+
+def _beyond(name: str, error: BeyondRange) -> InvalidRequest:
+    return InvalidRequest(f"input '{name}': {error}")
