@@ -9,6 +9,7 @@ from typing import Final
 
 from toutates.access.quotas import Bucket
 from toutates.system.errors import Forbidden, QuotaExceeded
+from toutates.system.spelling import composed
 
 __all__ = ["FOR_EVER", "Caller", "Patterns"]
 
@@ -22,6 +23,8 @@ MAX_SHOWN: Final = 64
 class Patterns:
     """Names of models, with ``*``, ``?`` and ``[...]`` as in a shell. Any thread may ask.
 
+    How letters are composed does not matter, because callers find models whatever that is.
+
     Args:
         texts: patterns; a name has to match one of them.
     """
@@ -30,13 +33,13 @@ class Patterns:
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.texts = tuple(texts)
-        self._match = re.compile("|".join(f"(?:{translate(text)})" for text in texts) or "(?!)").fullmatch
+        self._match = re.compile("|".join(f"(?:{translate(composed(text))})" for text in texts) or "(?!)").fullmatch
         self._known: dict[str, bool] = {}
 
     def __contains__(self, name: str) -> bool:
         found = self._known.get(name)
         if found is None:
-            found = self._match(name) is not None
+            found = self._match(composed(name)) is not None
             if len(self._known) >= MAX_NAMES:
                 self._known.clear()
             self._known[name] = found

@@ -26,6 +26,7 @@ def find_version(table: ModelTable, waiting: WaitingRequests | None, model: str,
         NotLoaded: it has to be loaded, or requests that have waited for that come first.
         RequestError: there is none, or it cannot answer now.
     """
+    model = table.spelling(model)
     if waiting is not None:
         waiting.keep_order(model)
     if not table.traffic:

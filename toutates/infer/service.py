@@ -403,7 +403,7 @@ class InferService:
             self._admit(call, version)
             raw_sizes = [len(raw) for raw in read.raws]
             validated = validate(request, raw_sizes, version.signature, version.model, self._regions.check)
-            asked = request.model_name, request.model_version
+            asked = self._table.spelling(request.model_name), request.model_version
             self._note_parameters(version, request, asked)
             # Before the plan, which makes a lane for its shapes: typed contents are not counted by ``validate``.
             contents = contents_of(read, validated, version)

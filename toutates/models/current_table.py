@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
@@ -11,8 +12,11 @@ from toutates.models.entry_map import EntryMap
 from toutates.models.near_names import NearNames
 from toutates.models.table import UNLOADED, Changes, ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry
 from toutates.models.traffic.rules import NO_TRAFFIC, TrafficRules
+from toutates.system.spelling import composed, spellings_of
 
 __all__ = ["CurrentTable", "latest"]
+
+logger = logging.getLogger(__name__)
 
 #: Versions of a model, and models, that are remembered though they are not served any more: the latest ones.
 MAX_GONE: Final = 100
@@ -58,6 +62,9 @@ class CurrentTable:
         #: models that were served and are in no repository any more: numbers of their versions
         self._removed: dict[str, tuple[int, ...]] = {}
         self._dependencies = Dependencies()
+        #: by their NFC form, names of models, and of those that can be loaded; replaced, never changed
+        self._spellings: Mapping[str, str] = {}
+        self._loadable_spellings: Mapping[str, str] = {}
         self._traffic = NO_TRAFFIC
         self._traffic_problem = ""
         self._complete = False
@@ -75,6 +82,8 @@ class CurrentTable:
         """
         self._loadable = names
         self._names = None
+        self._loadable_spellings = spellings_of(names)
+        _tell_doubles(names, self._loadable_spellings)
         self._make(complete=self._complete)
         if self._complete:
             self._on_change()
@@ -84,6 +93,8 @@ class CurrentTable:
         self._models = dict(models)
         for model in models.values():
             self._dependencies.note(model)
+        self._spellings = spellings_of(models)
+        _tell_doubles(models, self._spellings)
         self._names = None
         self._show_all()
         self._make()
@@ -95,6 +106,9 @@ class CurrentTable:
             before = self._models.get(model.name)
             if before is None:
                 self._forget_names()
+                if not model.name.isascii():
+                    self._spellings = {composed(model.name): model.name, **self._spellings}
+                    _tell_doubles([model.name], self._spellings)
             elif before.served():
                 changed.add(model.name)
             self._models[model.name] = model
@@ -113,6 +127,8 @@ class CurrentTable:
         changed: set[str] = set()
         for name in names:
             model = self._models.pop(name)
+            if not name.isascii():
+                self._spellings = spellings_of(self._models)
             self._shown = self._shown.without(name)
             self._failed.discard(name)
             if model.served():
@@ -148,7 +164,12 @@ class CurrentTable:
     def missing(self, versions: Iterable[ServedVersion]) -> tuple[str, ...]:
         """Names of models that versions are made of, and of which nothing is served."""
         names = {need.model for one in versions if one.dependent is not None for need in one.dependent.needs}
-        return tuple(sorted(name for name in names if name not in self._models or not self._models[name].served()))
+        absent = []
+        for name in names:
+            model = self._models.get(name) or self._models.get(self._spellings.get(composed(name), ""))
+            if model is None or not model.served():
+                absent.append(name)
+        return tuple(sorted(absent))
 
     def _forget_names(self) -> None:
         if not self._loadable:
@@ -239,6 +260,7 @@ class CurrentTable:
                 may_be_empty=self._may_be_empty,
                 suggests_names=self._suggests_names,
                 loadable=self._loadable,
+                spellings={**self._loadable_spellings, **self._spellings},
                 names=self._names,
                 failed=frozenset(self._failed),
                 failures_count=self._failures_count,
@@ -247,6 +269,19 @@ class CurrentTable:
                 traffic_problem=self._traffic_problem,
             )
         )
+
+
+def _tell_doubles(names: Iterable[str], spellings: Mapping[str, str]) -> None:
+    """Warn of names that differ from another one in how their letters are composed alone."""
+    for name in names if spellings else ():
+        first = name if name.isascii() else spellings[composed(name)]
+        if first != name:
+            logger.warning(
+                "model %s has the name of model %s but for how its letters are composed (Unicode NFC); callers that "
+                "compose them in a third way get the latter",
+                ascii(name),
+                ascii(first),
+            )
 
 
 def latest(numbers: Iterable[int]) -> tuple[int, ...]:

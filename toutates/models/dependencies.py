@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from toutates.models.table import Dependent, Member, ModelEntry, ModelState, Need, ServedVersion
+from toutates.system.spelling import composed
 
 __all__ = ["Dependencies", "member_problems"]
 
@@ -16,9 +17,9 @@ class Dependencies:
     def __init__(self) -> None:
         #: names of models that have versions made of others
         self._names: set[str] = set()
-        #: by model, the names of those that it is made of
+        #: by model, the names of those that it is made of, in their NFC form
         self._needs: dict[str, frozenset[str]] = {}
-        #: by model, the names of those that are made of it
+        #: by a model's name in that form, the names of those that are made of it
         self._users: dict[str, set[str]] = {}
 
     def note(self, model: ModelEntry) -> bool:
@@ -27,7 +28,8 @@ class Dependencies:
         dependents = [version.dependent for version in model.served() if version.dependent is not None]
         if dependents:
             self._names.add(model.name)
-            needs = self._needs[model.name] = frozenset(need.model for one in dependents for need in one.needs)
+            needs = frozenset(composed(need.model) for one in dependents for need in one.needs)
+            self._needs[model.name] = needs
             for name in needs:
                 self._users.setdefault(name, set()).add(model.name)
         return was_dependent
@@ -48,7 +50,7 @@ class Dependencies:
 
     def users(self, name: str) -> Collection[str]:
         """Names of the served models that are made of a model, none of those that are made of these."""
-        return self._users.get(name, ())
+        return self._users.get(composed(name), ())
 
     def affected(self, name: str) -> set[str]:
         """Names of the models that are made of others and are bound anew when a model changes: it, and its users."""
@@ -60,7 +62,7 @@ class Dependencies:
                 continue
             if one in self._names or one == name:
                 found.add(one)
-                left += self._users.get(one, ())
+                left += self._users.get(composed(one), ())
         return found & self._names
 
     def bind(self, models: Mapping[str, ModelEntry], names: Collection[str] | None = None) -> dict[ServedVersion, str]:
@@ -121,10 +123,13 @@ class _Look:
 
     def _find(self, ensemble: str, need: Need) -> ServedVersion | str | None:
         """The version that is needed, or why it cannot be had; None where there is no model of its name."""
-        if need.model in self._way:
-            circle = [*self._way[self._way.index(need.model) :], need.model]
-            return _circular(circle)
         model = self._models.get(need.model)
+        if model is None and not need.model.isascii():
+            form = composed(need.model)
+            model = next((one for name, one in self._models.items() if composed(name) == form), None)
+        name = need.model if model is None else model.name
+        if name in self._way:
+            return _circular([*self._way[self._way.index(name) :], name])
         if model is None:
             return None
         served = {version.number: version for version in model.served()}

@@ -23,6 +23,7 @@ from toutates.models.traffic.rules import NO_TRAFFIC, Target, TrafficRules
 from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.protocol.signature import Signature
 from toutates.system.errors import InvalidRequest, ModelNotReady, NotLoaded, RequestError, UnknownModel
+from toutates.system.spelling import composed
 
 __all__ = [
     "MAX_CHANGES",
@@ -343,6 +344,7 @@ class ModelTable:
         may_be_empty: whether a server without models is ready, because models are loaded on request.
         suggests_names: whether callers that name a model that is not there are told of one whose name is like it.
         loadable: names of models that are loaded when a request needs them; none for none.
+        spellings: by their NFC form, names of models with letters beyond ASCII.
         names: finds the model that a caller may have meant; made of ``models`` if it is not given.
         failed: names of models of which something cannot be served; found out if it is not given.
         failures_count: whether these keep the server from being ready.
@@ -365,6 +367,7 @@ class ModelTable:
         may_be_empty: bool = True,
         suggests_names: bool = False,
         loadable: Container[str] = (),
+        spellings: Mapping[str, str] = MappingProxyType({}),
         names: NearNames | None = None,
         failed: Collection[str] | None = None,
         failures_count: bool = True,
@@ -377,6 +380,7 @@ class ModelTable:
         self._failed = failed
         self._failures_count = failures_count
         self.loadable = loadable
+        self._spellings = spellings
         self.changes = changes or Changes()
         self.traffic = traffic
         self.traffic_problem = traffic_problem
@@ -413,6 +417,19 @@ class ModelTable:
     def has_name(self, name: str) -> bool:
         """Whether a name means anything: a model, or what an alias or traffic lead to."""
         return self.knows(name) or name in self.traffic.aliases or name in self.traffic.routes
+
+    def spelling(self, name: str) -> str:
+        """A name as the repository or the rules of traffic spell it, where a caller composes its letters otherwise.
+
+        The same name where nothing is found so either.
+        """
+        if name.isascii() or self.has_name(name):
+            return name
+        normal = composed(name)
+        found = self._spellings.get(normal)
+        if found is not None:
+            return found
+        return normal if self.has_name(normal) else name
 
     @property
     def ready(self) -> bool:
@@ -503,6 +520,8 @@ class ModelTable:
         model = self._by_name.get(name)
         if name in self.loadable and (model is None or model.may_be_loaded):
             raise NotLoaded(name)
+        if model is None and not name.isascii() and (spelled := self.spelling(name)) != name:
+            return self.find(spelled, version)
         if model is None and name in self.removed:
             model = ModelEntry(name, gone=self.removed[name])
         if model is None:

@@ -35,11 +35,12 @@ def model_statistics(table: ModelTable, request: ModelStatisticsRequest) -> Mode
 def _asked_for(table: ModelTable, request: ModelStatisticsRequest) -> list[ServedVersion]:
     if not request.name:
         return table.served()
-    targets = _targets(table, request)
+    name = table.spelling(request.name)
+    targets = _targets(table, name, request.version)
     if targets:
-        return [table.find_target(request.name, target) for target in targets]
+        return [table.find_target(name, target) for target in targets]
     number = parse_version(request.version)
-    model = table.models.get(request.name)
+    model = table.models.get(name)
     loaded = model.served() if model is not None else []
     if not loaded:
         raise InvalidRequest(f"requested model '{request.name}' is not available")
@@ -49,14 +50,14 @@ def _asked_for(table: ModelTable, request: ModelStatisticsRequest) -> list[Serve
     return chosen
 
 
-def _targets(table: ModelTable, request: ModelStatisticsRequest) -> list[Target]:
+def _targets(table: ModelTable, name: str, version: str) -> list[Target]:
     """The versions that a name stands for which is no model."""
-    if request.name in table.models:
+    if name in table.models:
         return []
-    route = None if request.version else table.traffic.routes.get(request.name)
+    route = None if version else table.traffic.routes.get(name)
     if route is not None:
         return list(route.arms)
-    alias = table.target_of(request.name, request.version)
+    alias = table.target_of(name, version)
     return [] if alias is None else [alias]
 
 

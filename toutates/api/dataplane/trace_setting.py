@@ -25,7 +25,7 @@ def trace_setting(table: ModelTable, settings: TraceSettings, request: TraceSett
     Raises:
         InvalidRequest, Unsupported: the request cannot be used; the text is Triton's.
     """
-    model = request.model_name
+    model = table.spelling(request.model_name)
     if model:
         try:
             found = table.find(model, "")

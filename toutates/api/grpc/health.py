@@ -100,7 +100,8 @@ class Health:
         plane = self._plane
         if not watched:
             return _SERVING if plane.readiness.serving else _NOT_SERVING
-        if not plane.get_table().has_name(watched):
+        table = plane.get_table()
+        if not table.has_name(table.spelling(watched)):
             return _UNKNOWN
         try:
             plane.refuse_unless_model_ready(pb.ModelReadyRequest(name=watched))

@@ -154,7 +154,9 @@ class Predictions:
 
     def number_of(self, model: str, version: str) -> str | None:
         """The number of a version, "" for the newest; None if the model has no such one."""
-        entry = self._plane.get_table().models.get(model)
+        table = self._plane.get_table()
+        model = table.spelling(model)
+        entry = table.models.get(model)
         served = [] if entry is None else entry.served()
         if not served:
             return ""  # and whoever looks for it says why

@@ -447,11 +447,11 @@ def text_models(table: ModelTable) -> list[FoundText]:
 
 def without_prompt(table: ModelTable, name: str) -> tuple[str, str]:
     """The model that a name is of, and its prompt; "" for none."""
-    if not table.has_name(name):
+    if not table.has_name(spelled := table.spelling(name)):
         model, _, prompt = name.rpartition(":")
-        if table.has_name(model):
+        if table.has_name(model := table.spelling(model)):
             return model, prompt
-    return name, ""
+    return spelled, ""
 
 
 def find_text_model(table: ModelTable, name: str) -> FoundText:

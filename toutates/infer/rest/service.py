@@ -273,7 +273,7 @@ class RestInferService(InferService):
             sizes = [len(content) for content in given]
             validated = validate(message, sizes, version.signature, version.model, self._regions.check)
             asked: Asked = call.head.purpose
-            name = asked.target.model, asked.target.version
+            name = self._table.spelling(asked.target.model), asked.target.version
             self._note_parameters(version, message, name)
             shared = self._shared(version, validated)
             port = self._port(version, shared)

@@ -12,6 +12,8 @@ from types import MappingProxyType
 from typing import Any, Final
 from zlib import crc32
 
+from toutates.system.spelling import composed
+
 __all__ = ["BY_ID", "NO_TRAFFIC", "Route", "Shadow", "Target", "TrafficRules", "cuts_of", "spread"]
 
 #: ``Route.sticky`` of routes that are sticky by the id of a request.
@@ -108,6 +110,8 @@ class TrafficRules:
 
     def leads_to(self, name: str) -> tuple[str, ...]:
         """Names of the models whose answers callers of a name get, where it is not only a model's own name."""
+        if not name.isascii() and name not in self.routes and name not in self.aliases:
+            name = composed(name)
         route = self.routes.get(name)
         if route is not None:
             return tuple(dict.fromkeys(arm.model for arm in route.arms))

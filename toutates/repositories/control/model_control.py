@@ -52,6 +52,7 @@ from toutates.system.errors import (
     UnknownModel,
 )
 from toutates.system.placement import running_on
+from toutates.system.spelling import composed, spellings_of
 from toutates.system.text import described
 
 __all__ = ["MAX_SETTLE_S", "Demand", "ModelControl"]
@@ -346,6 +347,7 @@ class ModelControl:
             NotInRepository: there is no such model, it cannot be had, or its configuration cannot be used.
             ModelLoadError: it cannot be served; a clause per version. What was served before is served still.
         """
+        name = await self._spelling(name)
         try:
             with self._telling_no_paths(name):
                 await self._load(name, config, files)
@@ -386,6 +388,14 @@ class ModelControl:
         for name in list(self._manager.table.models):
             await self._load_members(self._manager.missing(name), {name})
 
+    async def _spelling(self, name: str) -> str:
+        """A name as the repositories spell it, where a caller composes its letters in another way."""
+        spelled = self._manager.table.spelling(name)
+        if name.isascii() or self._manager.table.has_name(spelled):
+            return spelled
+        names = await self.names()
+        return name if name in names else spellings_of(names).get(composed(name), name)
+
     async def _load_members(self, names: Sequence[str], way: set[str]) -> None:
         """Load what a model is made of. What cannot be loaded is told with the model that needs it.
 
@@ -393,7 +403,8 @@ class ModelControl:
             names: of the models.
             way: names of those that are made of them, which are being loaded.
         """
-        for name in names:
+        for needed in names:
+            name = await self._spelling(needed)
             if name in way:
                 continue
             logger.info("model '%s' is loaded, because others are made of it", name, extra={"model": name})
@@ -462,6 +473,7 @@ class ModelControl:
             dependents: whether the models that it is made of go too, unless somebody has asked for them, or others
                 that are served are made of them.
         """
+        name = self._manager.table.spelling(name)
         members = self._manager.members(name) if dependents else set()
         await self._unload(name)
         for member in sorted(members):
