@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,7 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.e2e.control import client_of
 from tests.e2e.process import ServerProcess, running
-from tests.e2e.support import Tensor, channel_to, infer, outputs_of, request
+from tests.e2e.support import Tensor, channel_to, infer, outputs_of, request, triton
+from tests.text_models import DIM, make_folder, save_weights
 
 ROWS, COLUMNS = 20_000, 256
 EACH_SESSION = """backend: supertensor
@@ -167,3 +169,33 @@ def test_a_load_brings_what_has_been_written(tmp_path: Path) -> None:
         with client_of(server) as client:
             client.load_model("m")
         assert answers(server) == {3.0}
+
+
+def test_a_text_model_keeps_the_weights_that_it_was_loaded_with(tmp_path: Path) -> None:
+    """Those beside its graph, and those of a module, which are in a safetensors file."""
+    folder = make_folder(
+        tmp_path / "models" / "t",
+        modules=[
+            ("1_Pooling", "sentence_transformers.models.Pooling", {"pooling_mode_mean_tokens": True}),
+            ("2_Dense", "sentence_transformers.models.Dense", {"in_features": DIM, "out_features": DIM, "bias": False}),
+        ],
+    )
+    save_weights(folder / "2_Dense", linear_weight=np.eye(DIM, dtype=np.float32)[::-1])
+    model = onnx.load(folder / "model.onnx")
+    onnx.save_model(
+        model, folder / "model.onnx", save_as_external_data=True, location="model.onnx_data", size_threshold=100
+    )
+
+    def vector(client: Any) -> list[float]:
+        tensor = triton.InferInput("text", [1, 1], "BYTES")
+        tensor.set_data_from_numpy(np.array([["the cat"]], object))
+        found: list[float] = client.infer("t", [tensor]).as_numpy("embedding")[0].tolist()
+        return found
+
+    with running(tmp_path / "models", tmp_path, ["--model-cache-dir", str(tmp_path / "cache")]) as server:
+        with client_of(server) as client:
+            before = vector(client)
+            for name in ("model.onnx_data", "2_Dense/model.safetensors", "model.onnx"):
+                _cut(folder / name)
+                assert vector(client) == before
+        assert server.stop() == 0
