@@ -54,6 +54,7 @@ EFFECTS: Final[list[tuple[str, str, str, object]]] = [
     ("--s3-bucket", "bucket", "model_repositories", (Path("models"), BucketSpecification("s3", "bucket"))),
     ("--model-name", "resnet", "model_name", "resnet"),
     ("--model-cache-dir", "/elsewhere", "model_cache_dir", Path("/elsewhere")),
+    ("--map-weights", "true", "map_weights", True),
     ("--model-cache-size", "7", "model_cache_size", 7),
     ("--wait-for-repository", "90", "wait_for_repository_s", 90.0),
     ("--download-min-rate", "2K", "download_min_rate", 2_048),

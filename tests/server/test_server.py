@@ -448,7 +448,8 @@ def test_what_workers_are_given_is_what_the_options_say(repository: Path, monkey
 
     class SeenService(GrpcService):
         def __init__(self, worker: Worker, methods: Any, *more: Any) -> None:
-            seen.append((worker.name, *more))
+            compression, statuses, _ = more  # and the text of the date
+            seen.append((worker.name, compression, statuses))
             super().__init__(worker, methods, *more)
 
     monkeypatch.setattr(workers_module, "Worker", Seen)

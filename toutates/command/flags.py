@@ -271,7 +271,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         Flag(
             "map-weights",
             "BOOL",
-            "map weights beside ONNX graphs from their own files, which nobody may write to then, and not from copies",
+            "map weights beside ONNX graphs from their files, which nobody may write to then, not from copies",
             "false",
             boolean,
             bare="true",
