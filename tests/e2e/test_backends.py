@@ -468,6 +468,72 @@ def test_a_model_is_unloaded_and_loaded_again(server: ServerProcess) -> None:
             infer((client, grpc_client), model, name, x)
 
 
+@pytest.fixture(scope="module")
+def columns(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server with models of scikit-learn that were fitted on named columns: of numbers, and some of texts."""
+    skops = pytest.importorskip("skops.io", reason="is not installed: the extra sklearn")
+    pandas = pytest.importorskip("pandas", reason="is not installed")
+    from sklearn.compose import make_column_transformer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OneHotEncoder
+
+    folder = tmp_path_factory.mktemp("columns")
+    x = np.random.default_rng(0).random((60, 2))
+    table = pandas.DataFrame({"age": x[:, 0], "rooms": x[:, 1]})
+    numbers = LogisticRegression().fit(table, x[:, 0] > 0.5)
+    table["city"] = np.where(x[:, 0] > 0.5, "Rom", "Köln")
+    encoded = make_column_transformer((OneHotEncoder(), ["city"]), remainder="passthrough")
+    texts = make_pipeline(encoded, LogisticRegression()).fit(table, x[:, 0] > 0.5)
+    for name, model in (("numbers", numbers), ("texts", texts)):
+        path = write_model(folder / "models", name, "dynamic_batching { max_queue_delay_microseconds: 20000 }")
+        skops.dump(model, path / "model.skops")
+    types = ", ".join(skops.get_untrusted_types(file=folder / "models" / "texts" / "1" / "model.skops"))
+    trusted = f'parameters {{ key: "trusted_types" value {{ string_value: "{types}" }} }}'
+    (folder / "models" / "texts" / "config.pbtxt").write_text(f'backend: "sklearn" {trusted}')
+    with running(folder / "models", folder, ["--http-addr", "127.0.0.1:0"]) as server:
+        yield server
+
+
+def test_a_nan_is_refused_to_its_caller_alone_and_a_warning_is_logged_once(columns: ServerProcess) -> None:
+    with grpc_client.InferenceServerClient(columns.address) as own, ThreadPoolExecutor(8) as pool:
+        before = own.get_model_metadata("numbers", as_json=True)
+
+        def ask(value: float) -> object:
+            try:
+                x = np.array([[value, 0.5]], np.float32)
+                return infer((own, grpc_client), "numbers", "input__0", x).as_numpy("label").tolist()
+            except utils.InferenceServerException as error:
+                return str(error.status()), "has NaN" in error.message()
+
+        values = [0.9, float("nan"), 0.1, 0.8] * 20
+        expected: list[object] = [[[True]], ("StatusCode.INVALID_ARGUMENT", True), [[False]], [[True]]]
+        assert [*pool.map(ask, values)] == expected * 20
+        assert own.get_model_metadata("numbers", as_json=True) == before
+    wait_until(lambda: "does not have valid feature names" in columns.log)
+    assert columns.log.count("does not have valid feature names") == 1
+
+
+@pytest.mark.parametrize("way", ["grpc", "http"])
+def test_columns_of_texts_and_numbers_are_inputs_of_their_own(columns: ServerProcess, way: str) -> None:
+    module = grpc_client if way == "grpc" else http_client
+    with module.InferenceServerClient(columns.address) as own:
+        arrays = {
+            "age": (np.array([[0.2], [0.7]]), "FP64"),
+            "rooms": (np.array([[0.5], [0.5]]), "FP64"),
+            "city": (np.array([["Köln".encode()], [b"Rom"]], object), "BYTES"),
+        }
+        inputs = []
+        for name, (array, datatype) in arrays.items():
+            inputs.append(module.InferInput(name, [2, 1], datatype))
+            inputs[-1].set_data_from_numpy(array)
+        assert own.infer("texts", inputs).as_numpy("label").tolist() == [[False], [True]]
+        inputs[2].set_data_from_numpy(np.array([[b"Oslo"], [b"Rom"]], object))
+        with pytest.raises(utils.InferenceServerException, match="Found unknown categories") as caught:
+            own.infer("texts", inputs)
+        assert caught.value.status() in ("StatusCode.INVALID_ARGUMENT", "400")
+
+
 def test_no_backend_has_switched_the_gil_on(server: ServerProcess) -> None:
     assert "the GIL was switched on" not in server.log
     assert "has switched the GIL on" not in server.log

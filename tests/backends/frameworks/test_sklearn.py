@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from tests.backends.frameworks.support import inspect, predict, refused
 from tests.backends.plugins.packages import write_model
+from toutates.protocol.strings import EncodedStrings
 
 skops = pytest.importorskip("skops.io", reason="is not installed: the extra sklearn")
 
@@ -70,6 +72,185 @@ def test_types_that_are_not_trusted_have_to_be_named(tmp_path: Path) -> None:
     npt.assert_array_equal(
         predict(tmp_path, {"input__0": ROWS[:3].astype(np.float32)})["prediction"], model.predict(ROWS[:3])
     )
+
+
+def fitted(kind: str) -> tuple[Any, Any]:
+    """A model that does not answer a row of zeros, and rows that it answers."""
+    from sklearn.linear_model import LinearRegression, LogisticRegression
+    from sklearn.neighbors import RadiusNeighborsClassifier
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, OrdinalEncoder, PowerTransformer
+
+    x = np.random.default_rng(1).integers(1, 4, (200, 2)).astype(float)
+    y = np.array(["no", "yes"])[(x[:, 0] > 1).astype(int)]
+    if kind == "radius":
+        return RadiusNeighborsClassifier(radius=0.5).fit(x, y), x
+    if kind == "log":
+        return make_pipeline(FunctionTransformer(np.log), LinearRegression()).fit(x, np.stack([x[:, 0], x[:, 1]], 1)), x
+    first = {"onehot": OneHotEncoder, "ordinal": OrdinalEncoder, "box-cox": partial(PowerTransformer, "box-cox")}[kind]
+    return make_pipeline(first(), LogisticRegression()).fit(x, y), x
+
+
+@pytest.mark.parametrize("kind", ["onehot", "ordinal", "box-cox", "log", "radius"])
+def test_a_row_of_zeros_does_not_decide_whether_a_model_is_served(tmp_path: Path, kind: str) -> None:
+    model, x = fitted(kind)
+    save_trusted(tmp_path, model)
+    got = predict(tmp_path, {"input__0": x[:5].astype(np.float32)})
+    signature = inspect(tmp_path).signature
+    if kind == "log":
+        npt.assert_allclose(got["prediction"], model.predict(x[:5]), rtol=1e-6)
+        assert [(tensor.datatype.name, tensor.shape) for tensor in signature.outputs] == [("FP64", (2,))]
+        return
+    expected = [text.encode() for text in model.predict(x[:5])]
+    assert got["label"].item().content == EncodedStrings.of(expected, (5,)).content
+    npt.assert_allclose(got["probabilities"], model.predict_proba(x[:5]), rtol=1e-5)
+    assert [(tensor.name, tensor.datatype.name, tensor.shape) for tensor in signature.outputs] == [
+        ("label", "BYTES", (1,)),
+        ("probabilities", "FP32", (2,)),
+    ]
+
+
+def save_trusted(root: Path, model: Any, config: str = 'backend: "sklearn"') -> None:
+    path = save(root, model, config)
+    types = ", ".join(skops.get_untrusted_types(file=path))
+    (root / "m" / "config.pbtxt").write_text(
+        f'{config} parameters {{ key: "trusted_types" value {{ string_value: "{types}" }} }}'
+    )
+
+
+def table() -> tuple[Any, Any]:
+    pandas = pytest.importorskip("pandas", reason="is not installed")
+    rng = np.random.default_rng(2)
+    frame = pandas.DataFrame({"age": rng.random(60), "city": rng.choice(["Rom", "Köln"], 60), "rooms": [1, 2, 3] * 20})
+    return frame, (frame["city"] == "Rom") & (frame["age"] > 0.3)
+
+
+def of_columns(*, with_imputer: bool = False) -> tuple[Any, Any]:
+    from sklearn.compose import make_column_transformer
+    from sklearn.impute import SimpleImputer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+    frame, y = table()
+    encoder = OneHotEncoder()
+    of_texts = make_pipeline(SimpleImputer(strategy="most_frequent"), encoder) if with_imputer else encoder
+    columns = make_column_transformer((of_texts, ["city"]), (OneHotEncoder(), ["rooms"]), (StandardScaler(), ["age"]))
+    return make_pipeline(columns, LogisticRegression()).fit(frame, y), frame
+
+
+@pytest.mark.parametrize("with_imputer", [False, True])
+def test_named_columns_some_of_which_are_texts_are_inputs_of_their_own(tmp_path: Path, with_imputer: bool) -> None:
+    model, frame = of_columns(with_imputer=with_imputer)
+    save_trusted(tmp_path, model)
+    found = {tensor.name: (tensor.datatype.name, tensor.shape) for tensor in inspect(tmp_path).signature.inputs}
+    assert found == {"age": ("FP64", (1,)), "city": ("BYTES", (1,)), "rooms": ("INT64", (1,))}
+    own = frame.iloc[:7]
+    inputs = {
+        "age": own[["age"]].to_numpy(),
+        "city": np.array([[city.encode()] for city in own["city"]], object),
+        "rooms": own[["rooms"]].to_numpy(),
+    }
+    got = predict(tmp_path, inputs)
+    npt.assert_array_equal(got["label"], model.predict(own))
+    npt.assert_allclose(got["probabilities"], model.predict_proba(own), rtol=1e-5)
+
+
+def test_the_configuration_says_the_types_of_named_columns(tmp_path: Path) -> None:
+    model, frame = of_columns()
+    inputs = "".join(
+        f'input {{ name: "{name}" data_type: TYPE_{datatype} dims: [ 1 ] }} '
+        for name, datatype in (("age", "FP32"), ("city", "STRING"), ("rooms", "INT32"))
+    )
+    save_trusted(tmp_path, model, f'backend: "sklearn" max_batch_size: 8 {inputs}')
+    own = frame.iloc[:3]
+    got = predict(
+        tmp_path,
+        {
+            "age": own[["age"]].to_numpy(np.float32),
+            "city": np.array([[city.encode()] for city in own["city"]], object),
+            "rooms": own[["rooms"]].to_numpy(np.int32),
+        },
+    )
+    npt.assert_array_equal(got["label"], model.predict(own))
+
+
+@pytest.mark.filterwarnings("ignore:X does not have valid feature names")
+def test_named_columns_of_numbers_are_one_input(tmp_path: Path) -> None:
+    from sklearn.compose import make_column_transformer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    frame, y = table()
+    frame = frame[["age", "rooms"]]
+    by_name = make_column_transformer((StandardScaler(), ["rooms"]), remainder="passthrough")
+    models = LogisticRegression().fit(frame, y), make_pipeline(by_name, LogisticRegression()).fit(frame, y)
+    for number, model in enumerate(models):
+        root = tmp_path / str(number)
+        save_trusted(root, model)
+        got = predict(root, {"input__0": frame.to_numpy(np.float32)[:4]})
+        npt.assert_array_equal(got["label"], model.predict(frame.iloc[:4]))
+
+
+def test_texts_without_names_and_documents_are_served(tmp_path: Path) -> None:
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OneHotEncoder
+
+    rows = np.array([["Rom", "rot"], ["Köln", "blau"]] * 10, object)
+    y = [0, 1] * 10
+    model = make_pipeline(OneHotEncoder(), LogisticRegression()).fit(rows, y)
+    save_trusted(tmp_path, model)
+    encoded = np.array([[value.encode() for value in row] for row in rows[:3]], object)
+    npt.assert_array_equal(predict(tmp_path, {"input__0": encoded})["label"], y[:3])
+    documents = ["eins zwei", "drei vier"] * 10
+    model = make_pipeline(TfidfVectorizer(), LogisticRegression()).fit(documents, y)
+    save_trusted(tmp_path / "documents", model)
+    encoded = np.array([[text.encode()] for text in documents[:3]], object)
+    npt.assert_array_equal(predict(tmp_path / "documents", {"input__0": encoded})["label"], y[:3])
+
+
+def test_without_pandas_the_refusal_of_named_columns_names_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from toutates.backends.frameworks import sklearn_columns
+
+    save_trusted(tmp_path, of_columns()[0])
+    monkeypatch.setattr(sklearn_columns, "find_spec", lambda name: None)
+    assert "fitted on named columns (age, city, rooms), which need pandas: pip install pandas" in refused(tmp_path)
+
+
+#: What a client sends, and what it is told.
+REFUSED_ROWS = {
+    "NaN": (np.nan, "input 'input__0' has NaN, and the model takes none"),
+    "infinity": (np.inf, "input 'input__0' has infinity, and the model takes none"),
+    "category": (9.0, "Found unknown categories"),
+}
+
+
+@pytest.mark.parametrize(("value", "said"), REFUSED_ROWS.values(), ids=REFUSED_ROWS.keys())
+def test_rows_that_the_model_cannot_take_are_the_clients_fault(tmp_path: Path, value: float, said: str) -> None:
+    from toutates.system.errors import InvalidRequest
+
+    save_trusted(tmp_path, fitted("onehot")[0] if value == 9 else classifier(ROWS[:, 0] > 0.5))
+    x = np.ones((2, 2 if value == 9 else 4), np.float32)
+    x[1, 0] = value
+    with pytest.raises(InvalidRequest, match=said):
+        predict(tmp_path, {"input__0": x})
+
+
+def test_nan_is_given_to_models_that_take_it(tmp_path: Path) -> None:
+    from sklearn.impute import SimpleImputer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    model = make_pipeline(SimpleImputer(), LogisticRegression()).fit(ROWS, ROWS[:, 0] > 0.5)
+    save_trusted(tmp_path, model)
+    x = ROWS[:3].astype(np.float32)
+    x[0, 0] = np.nan
+    npt.assert_array_equal(predict(tmp_path, {"input__0": x})["label"], model.predict(x))
 
 
 @pytest.mark.parametrize("kept", [0, 50, 500])
