@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.e2e.control import client_of
-from tests.e2e.process import ServerProcess, running
+from tests.e2e.process import ServerProcess, run, running
 from tests.e2e.support import Tensor, channel_to, infer, outputs_of, request, triton
 from tests.text_models import DIM, make_folder, save_weights
 
@@ -199,3 +200,101 @@ def test_a_text_model_keeps_the_weights_that_it_was_loaded_with(tmp_path: Path) 
                 _cut(folder / name)
                 assert vector(client) == before
         assert server.stop() == 0
+
+
+# --- links
+
+
+def _to_shared(root: Path, weights: Path) -> None:
+    target = root / "models" / "shared" / "weights"
+    target.parent.mkdir()
+    weights.rename(target)
+    weights.symlink_to("../../shared/weights")
+
+
+def _to_shared_folder(root: Path, weights: Path) -> None:
+    target = root / "models" / "shared"
+    weights.parent.rename(target)
+    weights.parent.symlink_to(target)
+
+
+def _to_cache(root: Path, weights: Path) -> None:
+    target = root / "hub" / "models--somebody--rows" / "blobs" / ("ab" * 32)
+    target.parent.mkdir(parents=True)
+    weights.rename(target)
+    weights.symlink_to(target)
+
+
+def _by_kubernetes(root: Path, weights: Path) -> None:
+    version = root / "models" / "m" / "1"
+    data = version / "..2026_11_28"
+    data.mkdir()
+    names = [path.name for path in version.iterdir() if not path.name.startswith("..")]
+    for name in names:
+        (version / name).rename(data / name)
+        (version / name).symlink_to(f"..data/{name}")
+    (version / "..data").symlink_to(data.name)
+
+
+@pytest.mark.parametrize("flags", [(), ("--map-weights",), ("--processes", "2")])
+@pytest.mark.parametrize("move", [_to_shared, _to_shared_folder, _to_cache, _by_kubernetes])
+def test_links_into_the_repository_or_a_cache_are_followed(
+    tmp_path: Path, move: Callable[[Path, Path], None], flags: tuple[str, ...]
+) -> None:
+    location = "weights/model.onnx.data" if move is _to_shared_folder else "model.onnx.data"
+    weights = put(tmp_path / "models" / "m" / "1", 2, location)
+    move(tmp_path, weights)
+    checked = run("check", str(tmp_path / "models"))
+    assert (checked.returncode, "cannot" in checked.stdout) == (0, False), checked.stdout
+    log = tmp_path / "log"
+    log.mkdir()
+    own = ("--model-cache-dir", str(tmp_path / "cache"), "--load-models", "m")
+    with running(tmp_path / "models", log, (*own, *flags)) as server:
+        assert answers(server) == {2}
+        assert server.stop() == 0
+
+
+def test_a_snapshot_of_the_hub_is_served_where_it_is(tmp_path: Path) -> None:
+    hub = tmp_path / "hub" / "models--somebody--rows"
+    blobs, snapshot = hub / "blobs", hub / "snapshots" / ("cd" * 20) / "onnx"
+    put(blobs, 2)
+    snapshot.mkdir(parents=True)
+    (blobs / "model.onnx").rename(blobs / "00ff")
+    (blobs / "model.onnx.data").rename(blobs / "ff00")
+    (snapshot / "model.onnx").symlink_to("../../../blobs/00ff")
+    (snapshot / "model.onnx.data").symlink_to("../../../blobs/ff00")
+    (tmp_path / "models" / "m").mkdir(parents=True)
+    (tmp_path / "models" / "m" / "1").symlink_to(snapshot)
+    with running(tmp_path / "models", tmp_path, ("--model-cache-dir", str(tmp_path / "cache"))) as server:
+        assert answers(server) == {2}
+        assert server.stop() == 0
+
+
+@pytest.mark.parametrize("location", ["link", "folder/w", "../../../outside", "/absolute"])
+def test_weights_from_elsewhere_are_refused_by_name(tmp_path: Path, location: str) -> None:
+    """Whoever writes into the repository does not have the server read another file."""
+    version = tmp_path / "models" / "m" / "1"
+    outside = tmp_path / "outside"
+    put(version, 2).rename(outside)
+    secret = {"/absolute": str(outside)}.get(location, location)
+    model = onnx.load(version / "model.onnx", load_external_data=False)
+    [entry] = [one for one in model.graph.initializer[0].external_data if one.key == "location"]
+    entry.value = secret
+    onnx.save(model, version / "model.onnx")
+    if location == "link":
+        (version / "link").symlink_to(outside)
+    if location == "folder/w":
+        outside.rename(tmp_path / "w")
+        (version / "folder").symlink_to("../../..")
+    said = f"{version / location.partition('/')[0]}' is a link to" if location[0] in "lf" else f"weights in '{secret}'"
+    checked = run("check", str(tmp_path / "models"))
+    assert checked.returncode == 1
+    assert said in checked.stdout
+    log = tmp_path / "log"
+    log.mkdir()
+    for flags in ((), ("--map-weights",)):
+        own = ("--model-cache-dir", str(tmp_path / "cache"))
+        with running(tmp_path / "models", log, (*own, *flags)) as server, client_of(server) as client:
+            assert not client.is_model_ready("m")
+            assert said in server.log
+            assert server.stop() == 0

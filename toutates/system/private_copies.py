@@ -108,10 +108,10 @@ class PrivateCopies:
         """Copy files. Blocks.
 
         Args:
-            files: where they are, by the path that each copy is to have.
+            files: where they are, without any link, by the path that each copy is to have.
 
         Raises:
-            FileChanged: one was written or replaced meanwhile.
+            FileChanged: one was written or replaced meanwhile, or a link was put in its way.
             NoRoom: no folder can be written, or has room.
             OSError: a file cannot be read.
         """
@@ -156,15 +156,17 @@ class PrivateCopies:
 
 
 def read_whole(path: Path) -> bytearray:
-    """A file's bytes, as they were at one time. Blocks.
+    """The bytes of a file, by its path without any link, as they were at one time. Blocks.
 
     Raises:
-        FileChanged: it was written or replaced each time that it was read.
+        FileChanged: it was written or replaced each time that it was read, or a link was put in its way.
         OSError: it cannot be read.
     """
     for _ in range(TRIES):
         with path.open("rb", buffering=0) as file:
             before = os.fstat(file.fileno())
+            if not _is_at(file.fileno(), path):
+                continue
             content = bytearray(before.st_size)
             view, at = memoryview(content), 0
             while at < len(content) and (count := file.readinto(view[at : at + _AT_ONCE])):
@@ -174,6 +176,14 @@ def read_whole(path: Path) -> bytearray:
                 return content
         del content
     raise FileChanged(str(path))
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file is where its path says, and no link has led elsewhere."""
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}") == str(path)
+    except OSError:  # there is no /proc
+        return True
 
 
 def _whole(folder: Path) -> Path:
@@ -246,7 +256,7 @@ def _fill(folder: Path, files: Mapping[str, Path], before: Mapping[Path, Identit
         source = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             status = os.fstat(source)
-            if identity_of(status) != before[path] or not stat.S_ISREG(status.st_mode):
+            if identity_of(status) != before[path] or not stat.S_ISREG(status.st_mode) or not _is_at(source, path):
                 raise FileChanged(str(path))
             is_whole = _copy(source, folder / inside, status.st_size, left)
             left -= status.st_size

@@ -14,6 +14,7 @@ from toutates.backends.onnx.preparing import CheckedGraph, check_graph, explaine
 from toutates.backends.onnx.provider_names import CPU, CUDA, ON_CPU, TENSORRT, Provider
 from toutates.backends.onnx.row_probe import probe_rows
 from toutates.backends.onnx.session import ModelSession
+from toutates.backends.onnx.weights import GraphFiles
 from toutates.backends.output_shapes import SeenShapes
 from toutates.backends.sequences import sequences_of
 from toutates.backends.warming import run_two_rows, time_row, warm_up
@@ -71,7 +72,12 @@ def inspect_graph(
         config_entries=(("session.disable_prepacking", "1"),),
     )
     with explained(folder):
-        session = load_session(configuration.folder.model_path, on_cpu)
+        session = GraphFiles().read(
+            folder,
+            folder.model_path,
+            f"model '{model}' version {folder.number}",
+            lambda source: load_session(source.path, on_cpu, weights=source.weights),
+        )
     served_by = [name for name, _ in prepared.options[0].providers]
     checked = check_graph(session, prepared, served_by, folder.model_dir)
     signature, graph = checked.signature, checked.graph

@@ -127,7 +127,7 @@ class OnnxKind:
 
         with explained(version):
             what = f"model '{model}' version {version.number}"
-            made, graph_file = self._files.read(model_path, what, make, several=count > 1)
+            made, graph_file = self._files.read(version, model_path, what, make, several=count > 1)
         first, others = made[0], made[1:count] if count > 1 else [made[0]] * (len(options) - 1)
         checked = check_graph(first, prepared, first.get_providers(), version.model_dir)
         signature = checked.signature

@@ -218,10 +218,6 @@ def check_allocator(settings: ModelSettings, providers: Sequence[str], source: P
         )
 
 
-#: How ONNX Runtime begins to complain of weights in files of their own.
-_EXTERNAL: Final = re.compile(r"[Ee]xternal|escapes|outside")
-
-
 @contextmanager
 def explained(folder: VersionFolder) -> Iterator[None]:
     """A block that loads a graph. If its file, or one beside it (its weights), may not be read, the error says so.
@@ -241,17 +237,7 @@ def explained(folder: VersionFolder) -> Iterator[None]:
         if re.search(r"SystemError : 13\b|[Pp]ermission denied", str(error)):
             for path in islice(folder.path.rglob("*"), _MAX_FILES):
                 _check_readable(path)
-        for path in islice(folder.path.rglob("*"), _MAX_FILES):
-            if _EXTERNAL.search(str(error)) and path.is_symlink() and _leaves(path, folder.path):
-                raise ModelLoadError(
-                    f"'{path}' is a link that leads out of the version's directory, from where ONNX Runtime reads no "
-                    "weights; put the file itself, or a hard link to it, in its place"
-                ) from error
         raise
-
-
-def _leaves(path: Path, folder: Path) -> bool:
-    return not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
 def _check_readable(path: Path) -> None:

@@ -12,8 +12,10 @@ from __future__ import annotations
 import logging
 import math
 import os
+import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
@@ -22,6 +24,8 @@ import numpy as np
 import onnxruntime
 
 from toutates.backends.onnx.graph_file import External, GraphFile
+from toutates.backends.onnx.weight_files import WeightFiles, find_weights, folders_of
+from toutates.models.repository import VersionFolder
 from toutates.protocol.wire_format import read_varint
 from toutates.system.errors import ModelLoadError
 from toutates.system.private_copies import (
@@ -96,17 +100,27 @@ class GraphFiles:
     def __init__(self, copies: PrivateCopies | None = None) -> None:
         self._copies = copies
 
-    def read(self, graph: Path, what: str, make: Callable[[GraphSource], T], *, several: bool = False) -> T:
+    def read(
+        self,
+        version: VersionFolder,
+        graph: Path,
+        what: str,
+        make: Callable[[GraphSource], T],
+        *,
+        several: bool = False,
+    ) -> T:
         """Make sessions of a graph. Blocks.
 
         Args:
+            version: whose it is.
             graph: its file.
             what: whose it is, for the log.
             make: makes all sessions; called again if a file has changed meanwhile.
             several: whether it makes more than one session.
 
         Raises:
-            ModelLoadError: a file has changed each time that it was read, or as by ``make``.
+            ModelLoadError: weights are outside of the repository; a file has changed each time that it was read; or as
+                by ``make``.
         """
         if self._copies is not None:
             self._copies.clean()
@@ -114,10 +128,13 @@ class GraphFiles:
         for _ in range(TRIES):
             graph_file = GraphFile(graph)
             before = graph_file.identity
-            files = _files(graph, graph_file.external) if graph_file.external else {}
+            found = _find(version, graph, graph_file)
+            files = found.paths
             try:
                 if files and self._copies is not None:
-                    return self._read_copied(graph, before, graph_file, files, what, make)
+                    return self._read_copied(graph, before, graph_file, found, what, make)
+                if files and found.linked:
+                    return _read_in_memory(graph, before, graph_file, found, make)
                 watched = {graph: before, **({path: _identity(path) for path in files.values()} if several else {})}
                 try:
                     made = make(GraphSource(graph, graph_file))
@@ -126,7 +143,7 @@ class GraphFiles:
                     raise
                 _check(watched, replaced=several)
                 is_missing = graph_file.external and not files and self._copies is not None
-                if is_missing and _files(graph, graph_file.external):
+                if is_missing and _find(version, graph, graph_file).paths:
                     raise FileChanged(str(graph.parent))  # what was missing is there now, and is mapped
                 return made
             except FileChanged as error:
@@ -141,15 +158,15 @@ class GraphFiles:
         graph: Path,
         before: Identity | None,
         graph_file: GraphFile,
-        files: dict[str, Path],
+        found: WeightFiles,
         what: str,
         make: Callable[[GraphSource], T],
     ) -> T:
         assert self._copies is not None
-        copy = None
+        copy, files = None, found.paths
         watched = {graph: before, **{path: _identity(path) for path in files.values()}}
         try:
-            copy = self._copies.make({graph.name: graph, **files})
+            copy = self._copies.make({graph.name: Path(os.path.realpath(graph)), **files})
             _check({graph: before}, replaced=True)
         except FileNotFoundError as error:
             raise FileChanged(str(error.filename)) from None
@@ -164,25 +181,77 @@ class GraphFiles:
                 copy.close()
             raise
         if copy is None:
-            try:
-                made = make(GraphSource(graph, graph_file, _in_memory(graph_file.external, files)))
-            except ModelLoadError:
-                _check(watched, replaced=True)
-                raise
-            _check(watched, replaced=True)
-            return made
+            return _read_in_memory(graph, before, graph_file, found, make)
         held = _Copied(copy) if self._copies.shared else None
         is_made = False
         try:
-            made = make(GraphSource(copy.folder / graph.name, graph_file, held))
+            with _told_of(copy.folder, graph):
+                made = make(GraphSource(copy.folder / graph.name, graph_file, held))
             is_made = True
             return made
-        except ModelLoadError as error:
+        except ModelLoadError:
             _check(watched, replaced=True)  # else it was half written
-            raise ModelLoadError(str(error).replace(str(copy.folder), str(graph.parent))) from error.__cause__
+            raise
         finally:
             if held is None or not is_made:
                 copy.close()
+
+
+def _find(version: VersionFolder, graph: Path, graph_file: GraphFile) -> WeightFiles:
+    if not graph_file.external:
+        return WeightFiles()
+    return find_weights(graph, (one.location for one in graph_file.external), folders_of(version))
+
+
+def _read_in_memory(
+    graph: Path,
+    before: Identity | None,
+    graph_file: GraphFile,
+    found: WeightFiles,
+    make: Callable[[GraphSource], T],
+) -> T:
+    watched = {graph: before, **{path: _identity(path) for path in found.paths.values()}}
+    weights = _in_memory(graph_file.external, found.paths)
+    try:
+        if found.linked:
+            return _make_apart(graph, graph_file, found, weights, make)
+        return make(GraphSource(graph, graph_file, weights))
+    finally:
+        _check(watched, replaced=True)
+
+
+def _make_apart(
+    graph: Path, graph_file: GraphFile, found: WeightFiles, weights: Weights, make: Callable[[GraphSource], T]
+) -> T:
+    """Make sessions of a copy of the graph, beside files without content.
+
+    ONNX Runtime looks where weights are before it takes those from memory, and refuses links that leave the folder.
+
+    Raises:
+        FileChanged: the graph.
+        ModelLoadError: there is no room for the graph, or as by ``make``.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix="toutates-graph-") as name:
+            folder = Path(name)
+            for location, path in found.paths.items():
+                (folder / location).parent.mkdir(parents=True, exist_ok=True)
+                (folder / location).touch()
+                os.truncate(folder / location, path.stat().st_size)
+            (folder / graph.name).write_bytes(read_whole(Path(os.path.realpath(graph))))
+            with _told_of(folder, graph):
+                return make(GraphSource(folder / graph.name, graph_file, weights))
+    except OSError as error:
+        raise ModelLoadError(f"'{graph}' cannot be read, or copied to TMPDIR: {error.strerror}") from error
+
+
+@contextmanager
+def _told_of(folder: Path, graph: Path) -> Iterator[None]:
+    """A block that makes sessions of copies in a folder; its errors name the folder of the graph."""
+    try:
+        yield
+    except ModelLoadError as error:
+        raise ModelLoadError(str(error).replace(str(folder), str(graph.parent))) from error.__cause__
 
 
 def _identity(path: Path) -> Identity | None:
@@ -206,27 +275,6 @@ def _check(watched: dict[Path, Identity | None], *, replaced: bool) -> None:
         now = _identity(path)
         if now != before and (replaced or now is None or before is None or now[:2] == before[:2]):
             raise FileChanged(str(path))
-
-
-def _files(graph: Path, external: Sequence[External]) -> dict[str, Path]:
-    """The files with the weights of a graph, by their locations. None where one may not be read, or is missing.
-
-    ONNX Runtime refuses those then, and says why; so it does for files outside the graph's directory.
-    """
-    found: dict[str, Path] = {}
-    allowed: tuple[str, ...] = ()
-    for location in dict.fromkeys(one.location for one in external):
-        path = graph.parent / location
-        if not location or "\0" in location or os.path.isabs(location) or os.path.normpath(location)[:2] == "..":
-            return {}
-        if not allowed:
-            allowed = os.path.realpath(graph.parent), os.path.dirname(os.path.realpath(graph))
-        if not (os.access(path, os.R_OK) and path.is_file()):
-            return {}
-        if not any(Path(os.path.realpath(path)).is_relative_to(folder) for folder in allowed):
-            return {}
-        found[location] = path
-    return found
 
 
 class _Copied:

@@ -292,7 +292,8 @@ class TextKind:
         def make(source: GraphSource) -> Graph:
             return Graph(load_session(source.path, chosen, weights=source.weights), folder)
 
-        return self._files.read(folder.graph, f"model '{model}' version {configuration.folder.number}", make)
+        version = configuration.folder
+        return self._files.read(version, folder.graph, f"model '{model}' version {version.number}", make)
 
 
 def _signature(info: TextInfo, configuration: VersionConfiguration) -> Signature:
