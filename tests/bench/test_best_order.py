@@ -43,7 +43,7 @@ def test_refused_at_once_the_shortest_is_first_and_what_would_be_late_behind_sho
 
 @pytest.mark.parametrize(("load", "variation"), [(0.7, 4.0), (0.9, 1.0), (3.0, 1.0)])
 def test_refusing_at_once_is_close_to_the_best_order_and_not_much_better_ever(load: float, variation: float) -> None:
-    schedule = make_schedule(Arrivals(variation), load * 4_000, 5, [10, 3, 1], 7)
+    schedule = make_schedule(Arrivals(variation), load * 4_000, 2, [10, 3, 1], 7)
     runs_ns = [50e3, 300e3, 2_000e3]
     best = best_in_time(schedule, runs_ns, 40e3, 20e6)
     assert best - 0.1 < refused_at_once_in_time(schedule, runs_ns, 40e3, 20e6) < best + 0.01
