@@ -41,6 +41,7 @@ from toutates.system.interpreter import watch_gil
 from toutates.system.logs.levels import LogLevels
 from toutates.system.poison import current
 from toutates.system.standard_streams import standard_streams, write_anything
+from toutates.system.text import one_line
 
 __all__ = ["main", "parse_options", "prepare_onnxruntime", "tritonserver"]
 
@@ -52,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments[:1] == ["probe"]:
             return _probe(arguments[1:])
+        if arguments[:1] in (["check"], ["config"]):
+            _log_briefly()
         if arguments[:1] == ["check"]:
             return _check(arguments[1:])
         if arguments[:1] == ["config"]:
@@ -72,6 +75,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     except KeyboardInterrupt:  # before the server listens to signals, or before a command has anything to say
         return EXIT_INTERRUPTED if arguments and arguments[0] in COMMANDS else EXIT_FAILURE
+
+
+class _Brief(logging.Formatter):
+    """Lines of the log on the standard error of a command that reports by itself what is wrong."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See ``logging.Formatter``: the message alone, without a traceback."""
+        return one_line(record.getMessage())
+
+
+def _log_briefly() -> None:
+    """Have what nobody else takes of the log written without tracebacks."""
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(_Brief())
+    logging.lastResort = handler
 
 
 def tritonserver() -> int:

@@ -39,6 +39,9 @@ class Fil(Backend):
 
     interface = 1
 
+    def __init__(self) -> None:
+        self._loaded: Backend | None = None
+
     def load(self, source: Source) -> Tensors:
         """See ``Backend``."""
         kind = source.text("model_type", "xgboost", tuple(_TYPES))
@@ -64,7 +67,7 @@ class Fil(Backend):
         own_parameters = {"threads": str(max(source.integer("cpu_nthread", 1), 1))}
         if package == "xgboost" and "best_iteration" in source.parameters:
             own_parameters["best_iteration"] = source.text("best_iteration")
-        self._inner = _backend(package)
+        self._inner = self._loaded = _backend(package)
         own = self._inner.load(replace(source, path=path, parameters=own_parameters, inputs=(), outputs=()))
         self.quick = self._inner.quick
         results = int(own.outputs[0].shape[1])
@@ -89,7 +92,8 @@ class Fil(Backend):
 
     def free(self) -> None:
         """See ``Backend``."""
-        self._inner.free()
+        if self._loaded is not None:
+            self._loaded.free()
 
 
 class _Runner:

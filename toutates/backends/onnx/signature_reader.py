@@ -85,6 +85,8 @@ def read_signature(
     inputs = _read_inputs(session, initializers)
     # Of an output that a graph lists twice, ONNX Runtime has one value.
     outputs = [_read_tensor(arg, "output") for arg in {arg.name: arg for arg in session.get_outputs()}.values()]
+    if not outputs:
+        raise ModelLoadError("the graph has no outputs, so that nothing can be asked of it; export it with some")
     if settings.ragged is not None:
         keys = RaggedKeys() if declared is None else PBTXT_RAGGED_KEYS
         inputs, outputs = seen_by_clients(inputs, outputs, settings.ragged, source, keys)

@@ -9,6 +9,8 @@ from toutates.system.errors import ConfigurationError
 
 __all__ = ["MAX_PROBLEMS", "Problems"]
 
+_MOST: Final = 100  # that any error has: it is a model's reason in the index as well
+
 MAX_PROBLEMS: Final = 10  # more lines than this are not read, and a hostile file must not flood the log
 
 
@@ -35,11 +37,15 @@ class Problems:
         self._found.append(ConfigurationError(problem, source=self._source, key=key, value=value, remedy=remedy))
 
     def raise_all(self, most: int | None = None) -> None:
-        """Raise one error for all problems, or for the first ``most``, with a line each; nothing if there are none."""
+        """Raise one error for all problems, or for the first ``most``, with a line each; nothing if there are none.
+
+        Of very many, the first are told in any case, and how many more there are.
+        """
+        most = min(most or _MOST, _MOST)
         if len(self._found) == 1:
             raise self._found[0]
         if self._found:
             lines = [str(problem) for problem in self._found[:most]]
-            if most is not None and len(self._found) > most:
+            if len(self._found) > most:
                 lines.append(f"{self._source}: and {len(self._found) - most} more")
             raise ConfigurationError("\n".join(lines))
