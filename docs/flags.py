@@ -80,6 +80,10 @@ source. It is accepted, and not shown by `--help`.
 DETAILS = {
     "api-key-file": "It is read again when it is replaced; see [keys](text-apis.md#keys)",
     "access-file": "It is read again when it changes; see [access.md](access.md)",
+    "custom-op-libraries": (
+        "They are registered with every session. Those in a directory are for models whose config.pbtxt names them in "
+        "`op_library_filename`, from inside their repository"
+    ),
     "metrics-models": "See [many models](metrics.md#many-models)",
     "traffic-file": "It is read again when it changes; see [traffic.md](traffic.md)",
     "model-repository": (
@@ -109,7 +113,6 @@ DETAILS = {
         "`trt` is `tensorrt`. `auto` is CUDA where this ONNX Runtime and this machine have it, else the CPU. "
         "The CPU always comes last, for operators that the others do not run"
     ),
-    "custom-op-libraries": "They are registered with every session",
     "ort-intra-threads": "More than one helps large models. Idle threads do not spin",
     "processing-cores": (
         "Each has a listener, an epoll and connections of its own. More than one helps on free-threaded Python"

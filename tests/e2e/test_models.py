@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -42,6 +43,39 @@ def test_a_model_with_custom_operators_is_served_once_their_library_is_given(tmp
     ):
         response = infer(channel, request("upper", Tensor("x", "BYTES", (1, 2), bytes_tensor(b"ab", b"c"))))
         assert response.raw_output_contents[0] == bytes_tensor(b"AB", b"C")
+
+
+@pytest.mark.skipif("TOUTATES_SERVER_PYTHON" in os.environ, reason="the library is made for the clients' interpreter")
+@pytest.mark.parametrize("place", ["1", ".", "elsewhere", "not there"])
+@pytest.mark.parametrize("allowed", ["repository", "another", "the library", "nothing"])
+def test_a_library_that_a_config_pbtxt_names_is_loaded_from_the_repository_where_that_is_allowed(
+    place: str, allowed: str, tmp_path: Path
+) -> None:
+    library = Path(pytest.importorskip("onnxruntime_extensions").get_library_path())
+    repository, log, another = tmp_path / "repository", tmp_path / "log", tmp_path / "another"
+    log.mkdir()
+    another.mkdir()
+    save(
+        repository, "upper", helper.make_node("StringUpper", ["x"], ["y"], domain="ai.onnx.contrib"), TensorProto.STRING
+    )
+    lies = {"elsewhere": another, "not there": another}.get(place, repository / "upper" / place) / "ops.so"
+    lies.symlink_to(library) if place == "elsewhere" else shutil.copyfile(library, lies)
+    said = {"elsewhere": str(lies), "not there": "ops.so"}.get(place, "ops.so")
+    (repository / "upper" / "config.pbtxt").write_text(f'model_operations {{ op_library_filename: "{said}" }}')
+    named = {"repository": repository, "another": another, "the library": lies}.get(allowed)
+    flags = [] if named is None else ["--custom-op-libraries", str(named)]
+    with running(repository, log, flags) as process, channel_to(process.address) as channel:
+        answer = call(channel, SERVICE + "RepositoryIndex", b"")
+        [model] = pb.RepositoryIndexResponse.FromString(answer).models
+        if allowed == "the library" or (allowed == "repository" and place in ("1", ".")):
+            assert model.state == "READY", process.log
+            response = infer(channel, request("upper", Tensor("x", "BYTES", (1, 2), bytes_tensor(b"ab", b"c"))))
+            assert response.raw_output_contents[0] == bytes_tensor(b"AB", b"C")
+        else:
+            assert model.state == "UNAVAILABLE"
+            assert (
+                "--custom-op-libraries" in model.reason or "no such library in the model's repository" in model.reason
+            )
 
 
 @pytest.mark.parametrize("domain", ["", "my.ops"])

@@ -170,8 +170,10 @@ def test_what_is_passed_over_is_one_warning(channel: Any, server: ServerProcess)
     [line] = [line for line in server.log.splitlines() if "passed over" in line]
     assert "WARNING" in line
     assert "warned/config.pbtxt" in line
-    assert "model_operations.op_library_filename" in line
     assert "parameters['strange']" in line
+    [line] = [line for line in server.log.splitlines() if "model_operations.op_library_filename" in line]
+    assert "the library 'a'" in line
+    assert "--custom-op-libraries" in line
 
 
 def test_weights_beside_the_graph_are_found(channel: Any) -> None:

@@ -257,7 +257,7 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         Flag(
             "custom-op-libraries",
             "PATHS",
-            "load these libraries of custom operators, separated by commas",
+            "load these libraries of custom operators, of a directory those that models name, separated by commas",
             read=libraries,
         ),
         Flag(

@@ -214,10 +214,10 @@ def model_name(text: str) -> str:
 
 
 def libraries(text: str) -> tuple[Path, ...]:
-    """Paths of files that exist, separated by commas."""
+    """Paths of files and directories that exist, separated by commas."""
     paths = tuple(Path(name) for name in names(text))
     for path in paths:
-        if not path.is_file():
+        if not path.exists():
             raise ConfigurationError("there is no such file", value=str(path), remedy="correct the path")
     return paths
 

@@ -337,7 +337,7 @@ def test_fields_and_parameters_without_effect_are_named_in_warnings(site: Path, 
         'model_operations { op_library_filename: "a" }',
     )
     first, second = inspect(tmp_path).warnings
-    assert "model_operations.op_library_filename (name the library in --custom-op-libraries)" in first
+    assert "model_operations.op_library_filename (of ONNX models only)" in first
     assert "optimization (of ONNX models only" in first
     assert "the backend 'own' has no parameters typo" in second
 

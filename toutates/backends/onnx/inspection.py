@@ -64,7 +64,7 @@ def inspect_graph(
             raise ModelLoadError(problem)
     settings = configuration.settings
     on_cpu = SessionOptions(
-        custom_op_libraries=server.custom_op_libraries,
+        custom_op_libraries=prepared.options[0].custom_op_libraries,
         graph_level="off",
         memory_arena=False,
         memory_pattern=False,

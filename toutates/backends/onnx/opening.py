@@ -41,7 +41,7 @@ class SessionOptions:
 
     Attributes:
         providers: ONNX Runtime's execution providers, by priority, each with its options.
-        custom_op_libraries: shared libraries of custom operators.
+        custom_op_libraries: shared libraries of custom operators; directories from which models may have theirs.
         intra_threads: threads inside one operator. One is right for small models: idle pool threads cost CPU.
         inter_threads: threads across operators.
         intra_op_cpus: the CPU of each thread of the pool inside operators, ``intra_threads`` - 1 of them because the
@@ -121,7 +121,7 @@ def load_session(
         session_options.enable_profiling = True
         session_options.profile_file_prefix = profile_prefix
     try:
-        for library in options.custom_op_libraries:
+        for library in filter(Path.is_file, options.custom_op_libraries):
             session_options.register_custom_ops_library(str(library))
         if weights is not None:
             weights.give(session_options)

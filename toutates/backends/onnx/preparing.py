@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -21,6 +21,7 @@ import onnxruntime
 from toutates.backends.onnx.executor_sessions import executor_session_options, without_effect
 from toutates.backends.onnx.named_dimensions import empty_inputs
 from toutates.backends.onnx.opening import SessionOptions
+from toutates.backends.onnx.own_libraries import own_libraries
 from toutates.backends.onnx.provider_names import ON_DEVICES
 from toutates.backends.onnx.signature_reader import NodeArg, read_signature
 from toutates.engine.padded.padding import Padding
@@ -106,8 +107,13 @@ def prepare(model: str, configuration: VersionConfiguration, server: SessionOpti
             remedy="write what you mean of ONNX Runtime under `session`, and remove the key",
         )
     options = _options(server, settings, model, source)
+    libraries = own_libraries(configuration, server.custom_op_libraries)
+    if libraries.paths:
+        named = (*server.custom_op_libraries, *libraries.paths)
+        options = tuple(replace(own, custom_op_libraries=named) for own in options)
     unused = without_effect(settings, options) if settings.accelerators else ""
-    return PreparedVersion(configuration, options, (f"'{source}': {unused}",) if unused else ())
+    warnings = (f"'{source}': {unused}",) if unused else ()
+    return PreparedVersion(configuration, options, (*warnings, *libraries.warnings))
 
 
 def _options(server: SessionOptions, settings: ModelSettings, model: str, source: Path) -> tuple[SessionOptions, ...]:

@@ -395,6 +395,8 @@ def _check_settings(name: str, configuration: VersionConfiguration) -> list[str]
             problems.add("parameters", "are read for a backend only where the file names it", None, remedy)
         if configuration.given.HasField("optimization"):
             ignored.append(f"optimization (of ONNX models only; the backend '{name}' has parameters)")
+        if configuration.given.model_operations.op_library_filename:
+            ignored.append("model_operations.op_library_filename (of ONNX models only)")
         if ignored:
             warnings.append(
                 f"'{configuration.source}': passed over, because this server does not act on it: {'; '.join(ignored)}"

@@ -119,7 +119,7 @@ FIELDS: Final = MappingProxyType(
         "parameters": _WORKS,
         "metric_tags": _WORKS,
         "model_metrics": _ignored("metrics are as they are"),
-        "model_operations.op_library_filename": _ignored("name the library in --custom-op-libraries"),
+        "model_operations.op_library_filename": _WORKS,
         "model_repository_agents": _refused("let whatever fills the repository do their work, and remove it"),
         "response_cache.enable": _WORKS,
     }
