@@ -53,6 +53,19 @@ def write(root: Path, name: str = "m", code: str = CODE, config: str = CONFIG) -
     return version
 
 
+#: Modules that give the sum of all left and right, by how they keep it.
+KEEPS = {
+    "writes": CODE.replace("self.linear = Linear(4, 3)", "self.register_buffer('total', torch.zeros(1, 4))").replace(
+        "return self.linear(left + right), left",
+        "self.total.add_(left + right)\n        return self.total[:, :3], self.total",
+    ),
+    "sets": CODE.replace("self.linear = Linear(4, 3)", "self.register_buffer('total', torch.zeros(1, 4))").replace(
+        "return self.linear(left + right), left",
+        "self.total = self.total + left + right\n        return self.total[:, :3], self.total",
+    ),
+}
+STATELESS = 'parameters { key: "stateless" value { string_value: "true" } }'
+
 #: Models that cannot be made, and why.
 WRONG = {
     "classless": ("x = 3", CONFIG, "Cannot find a subclass of torch.nn.Module"),
@@ -74,6 +87,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
     traced = torch.jit.trace(Script(), (torch.ones(2, 4), torch.ones(2, 4)))
     traced.save(str(write(root, "script", "") / "model.pt"))
+    for change, code in KEEPS.items():
+        write(root, change, code)
+        write(root, f"{change}-stateless", code, CONFIG + STATELESS)
     for name, (code, config, _) in WRONG.items():
         write(root, name, code, config)
     with running(root, tmp_path_factory.mktemp("log"), ["--processing-cores", "1"]) as process:
@@ -107,10 +123,19 @@ def test_a_file_of_torchscript_runs_too(server: ServerProcess) -> None:
     npt.assert_array_equal(same, rows)
 
 
-def test_outputs_of_another_shape_fail_the_request(server: ServerProcess) -> None:
+def test_outputs_of_another_shape_are_sent(server: ServerProcess) -> None:
     rows = np.ones((1, 4), np.float32)
-    with pytest.raises(Exception, match=r"output 'same' as FP32 \[1, 2\]"):
-        ask(server, "other", rows, rows)
+    npt.assert_array_equal(ask(server, "other", rows, rows)[1], rows[:, :2])
+
+
+@pytest.mark.parametrize("how", KEEPS)
+def test_what_a_module_writes_to_its_buffers_is_not_seen_by_the_next_caller(server: ServerProcess, how: str) -> None:
+    rows = np.ones((1, 4), np.float32)
+    for _ in range(3):
+        _, total = ask(server, f"{how}-stateless", rows, rows)
+        npt.assert_array_equal(total, 2 * rows)
+        with pytest.raises(Exception, match="has written to its buffer total, which the next caller would see"):
+            ask(server, how, rows, rows)
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -49,6 +49,8 @@ class TritonPythonModel:
         else:
             module = module.to(self._device)
         module.eval()
+        self._buffers = _Buffers(module)
+        self._stateless = parameters.get("stateless", "false").strip().lower() in ("1", "true", "on", "yes")
         options = parameters.get("TORCH_COMPILE_OPTIONAL_PARAMETERS")
         if options is not None:
             chosen = json.loads(options)
@@ -66,16 +68,64 @@ class TritonPythonModel:
             if tensor is None:
                 raise ValueError(f"input '{name}' is missing, and inputs are given by position")
             tensors.append(torch.from_dlpack(tensor.to_dlpack()).to(self._device))
-        with torch.inference_mode():
-            result = self._module(*tensors)
+        if self._stateless:
+            self._buffers.restore()
+        try:
+            with torch.inference_mode():
+                result = self._module(*tensors)
+        finally:
+            written = "" if self._stateless else self._buffers.restore()
+        if written:
+            raise RuntimeError(
+                f"the module has written to its buffer {written}, which the next caller would see; write the parameter "
+                "stateless: true, where each run begins with the buffers as they were made"
+            )
         results = result if isinstance(result, (tuple, list)) else [result]
         if len(results) < len(self._outputs) or not all(isinstance(one, torch.Tensor) for one in results):
             raise ValueError(f"the module gives {len(results)} values, expected {len(self._outputs)} tensors")
         outputs = [
-            pb_utils.Tensor.from_dlpack(name, one.detach().cpu().contiguous())
+            pb_utils.Tensor.from_dlpack(name, self._buffers.apart(one.detach().cpu().contiguous()))
             for name, one in zip(self._outputs, results)
         ]
         return [pb_utils.InferenceResponse(outputs)]
+
+
+class _Buffers:
+    """The buffers of a module as they were made.
+
+    Args:
+        module: that has not run.
+    """
+
+    def __init__(self, module: Any) -> None:
+        is_script = isinstance(module, torch.jit.ScriptModule)
+        #: of each buffer: the part that has it, its name, itself, a copy; TorchScript's are never other tensors
+        self._all = [
+            (None if is_script else part, name, buffer, buffer.detach().clone())
+            for part in module.modules()
+            for name, buffer in part.named_buffers(recurse=False)
+        ]
+        self._versions = [buffer._version for _, _, buffer, _ in self._all]
+
+    def restore(self) -> str:
+        """Undo what runs have written; returns the name of a buffer that was written to, or ""."""
+        found = ""
+        for at, (part, name, buffer, fresh) in enumerate(self._all):
+            is_other = part is not None and part._buffers.get(name) is not buffer
+            if is_other or buffer._version != self._versions[at]:
+                found = name
+                with torch.no_grad():
+                    buffer.copy_(fresh)
+                if part is not None and is_other:
+                    part._buffers[name] = buffer
+                self._versions[at] = buffer._version
+        return found
+
+    def apart(self, tensor: Any) -> Any:
+        """An output that shares no memory with a buffer, which is written to again."""
+        where = tensor.untyped_storage().data_ptr()
+        shared = any(buffer.untyped_storage().data_ptr() == where for _, _, buffer, _ in self._all)
+        return tensor.clone() if shared else tensor
 
 
 def _number(parameters: dict[str, str], key: str) -> int:
