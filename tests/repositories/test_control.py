@@ -16,6 +16,7 @@ from toutates.backends.onnx.loader import OnnxKind
 from toutates.backends.onnx.opening import SessionOptions
 from toutates.models.manager import LoadOptions, ModelManager
 from toutates.models.repository import ModelFolder
+from toutates.models.turn import ModelTurn
 from toutates.repositories.cache.model_cache import ModelCache
 from toutates.repositories.control.model_control import ModelControl
 from toutates.repositories.interface import Progress
@@ -101,6 +102,46 @@ def test_a_repository_that_fails_takes_nothing_from_what_is_served(
             assert served() == ["a"]
             assert manager.table.served() != [first]
             assert repository.released == 1  # the first one's files
+
+    trio.run(main)
+
+
+class Mistaken(Fickle):
+    """A directory that shows a mistake of ours, for one of its models."""
+
+    def fetch(self, folder: ModelFolder, *arguments: Any, **named: Any) -> ModelFolder:
+        if folder.name == "bad":
+            raise IndexError("list index out of range")
+        return super().fetch(folder, *arguments, **named)
+
+
+@pytest.mark.parametrize("where", ["while it is fetched", "while it is loaded"])
+def test_a_mistake_with_one_model_costs_no_other_its_poll(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    async def main() -> None:
+        repository = (Mistaken if where == "while it is fetched" else Fickle)(tmp_path)
+        async with managing() as manager:
+            control = ModelControl([repository], manager, "poll", poll_s=0.02)
+            real = ModelTurn.load
+
+            async def load(turn: ModelTurn, *arguments: Any, **named: Any) -> None:
+                if turn.name == "bad":
+                    raise IndexError("list index out of range")
+                await real(turn, *arguments, **named)
+
+            if where == "while it is loaded":
+                monkeypatch.setattr(ModelTurn, "load", load)
+            for name in ("a", "bad", "c"):
+                put(tmp_path, name)
+            await control.poll()
+            assert sorted(version.model for version in manager.table.served()) == ["a", "c"]
+            bad = manager.table.models["bad"]
+            assert "IndexError: list index out of range" in bad.problem
+            assert "'bad'" in caplog.text
+            put(tmp_path, "later")
+            await control.poll()
+            assert "later" in [version.model for version in manager.table.served()]
 
     trio.run(main)
 

@@ -19,7 +19,7 @@ from toutates.repositories.interface import (
     fingerprint_of,
     version_fingerprints,
 )
-from toutates.system.errors import ToutatesError
+from toutates.system.errors import RepositoryError, ToutatesError
 from toutates.system.logs.limit import Told
 from toutates.system.remembered import Remembered
 
@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 MOST_SEEN: Final = 8_192
 #: Files and directories of such a model.
 MOST_FILES_SEEN: Final = 32
+#: Directories of a model in each other.
+MOST_DEEP: Final = 128
 #: For how long nothing of it has been changed, nanoseconds: what is written twice within one tick of the file system's
 #: clock, which is up to two seconds, looks the same.
 SETTLED_NS: Final = 3_000_000_000
@@ -162,7 +164,9 @@ def _described(folder: ModelFolder, entries: Sequence[tuple[str, str, int]] | No
             files = _files_of(path)
             entries = files.entries if files is not None else list(_entries(path, "", set()))
         return with_fingerprints(folder, sorted(entries), source=folder.source or path)
-    except Exception as error:  # such as directories in each other, more than anybody reads
+    except RepositoryError as error:
+        return replace(folder, versions=(), problem=f"'{path}': {error}", source=folder.source or path)
+    except Exception as error:
         problem = unexpected(folder.name, folder.path, error)
         return replace(folder, versions=(), problem=problem, source=folder.source or path)
 
@@ -230,6 +234,11 @@ def _entries(directory: Path | str, start: str, above: set[tuple[int, int]]) -> 
     except OSError as error:
         yield start, f"{start} cannot be read: {error.errno}", 0
         return
+    if len(above) > MOST_DEEP:
+        raise RepositoryError(
+            f"there are more than {MOST_DEEP} directories in each other, from '{start.partition('/')[0]}' on; move "
+            "what belongs to no model elsewhere"
+        )
     identity = (status.st_dev, status.st_ino)
     if identity in above:
         yield start, f"{start} leads to a directory above it", 0
