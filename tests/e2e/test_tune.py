@@ -72,10 +72,7 @@ def test_tuned_configuration_of_the_mlp_loads_and_is_not_worse(model: Path, tmp_
     assert files_of(model) == before
     found = json.loads(told.read_text())
     assert len(found["trials"]) == 6
-    # What is tried after the configuration as it is, is what was measured to be likely to help.
-    first, *others = [one["changes"] for one in found["trials"]]
-    assert first == {}
-    assert all(other.keys() == {"mlp"} for other in others)
+    assert [one["changes"] for one in found["trials"][:2]] == [{}, {"mlp": {"batch_size": 64}}]
     assert all(one["requests_per_second"] > 0 and not one["fault"] for one in found["trials"])
     assert page.read_text().count("<svg") == 2
     if found["ratio"] is not None and found["chosen"]:
@@ -155,9 +152,7 @@ def test_several_models_are_tuned_together_with_a_bound_for_one_of_them(model: P
     rates = [first[f"{name}:requests_per_second"] for name in ("mlp", "other")]
     assert first["requests_per_second"] > 0
     assert min(rates) > 0
-    tried: set[str] = set().union(*(one["changes"] for one in found["trials"]))
-    assert tried <= {"mlp", "other"}
-    assert tried
+    assert found["trials"][1]["changes"] == {"mlp": {"batch_size": 64}, "other": {"batch_size": 64}}
     if found["chosen"]:
         for name in found["best"]["changes"]:
             assert {path.name for path in (output / name).iterdir()} == {"config.yaml", "config.pbtxt"}

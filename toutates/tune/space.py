@@ -181,7 +181,8 @@ def axes_of(
     ranges = ranges or {}
     most = min(_MOST_PARALLEL, 1 << max(0, math.ceil(math.log2(cores))))
     parallel = [1 << power for power in range(most.bit_length()) if 1 << power <= max(1, cores)]
-    batches, backend = bool(base.get("batching")), base["backend"]
+    # Without the key, whether rows share runs is found out when the model is loaded, and they do unless that is wrong.
+    batches, backend = bool(base.get("batching", True)), base["backend"]
     axes = []
 
     def add(name: str, values: Sequence[int]) -> None:
