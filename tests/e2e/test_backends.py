@@ -131,6 +131,19 @@ ANSWERING = """
         self.said.append("cancelled")
         request.end()
 """
+#: Keeps sums itself, and does not compute -1.
+KEEPS_SUMS = """
+    def load(self, source):
+        self.sums = {}
+        tensors = [Tensor("x", "FP32", (-1, 2))], [Tensor("y", "FP32", (-1, 2))]
+        return Tensors(*tensors, keeps_state=source.keeps_state("its sums"), warnings=["it keeps sums"])
+
+    def run_sequence(self, inputs, slot, *, begins):
+        if list(inputs) != ["x"] or inputs["x"].shape != (1, 2) or (inputs["x"] == -1).any():
+            raise ValueError("not to be computed")
+        self.sums[slot] = inputs["x"] + (0 if begins else self.sums[slot])
+        return {"y": self.sums[slot].copy()}
+"""
 #: OpenVINO's running sum, by the name of the model.
 STATEFUL = {
     "running": "",
@@ -174,6 +187,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, booster: Any) -> Iterator[S
     install(site, "moody", MOODY)
     install(site, "strings", STRINGS)
     install(site, "sums", SUMS)
+    install(site, "keeping", KEEPS_SUMS)
     install(site, "hanging", HANGS)
     install(site, "broken", "    def load(self, source): raise ValueError('the file is cut short')")
     onnx_model = mlp()[0].SerializeToString()
@@ -189,6 +203,8 @@ def server(tmp_path_factory: pytest.TempPathFactory, booster: Any) -> Iterator[S
     for name in ("moody", "strings", "broken", "answering"):
         write_model(models, name, config(name))
     write_model(models, "sums", config("sums", SEQUENCES))
+    write_model(models, "keeping", config("keeping", "sequence_batching { oldest { max_candidate_sequences: 1 } }"))
+    write_model(models, "unkept", config("keeping"))
     limit = 'parameters { key: "toutates.load_timeout_s" value { string_value: "1" } }'
     write_model(models, "hanging", config("hanging", limit))
     write_model(models, "unknown", config("moodie"))
@@ -252,6 +268,17 @@ def test_each_sequence_of_openvino_has_a_state_of_its_own(client: tuple[Any, Any
     assert [ask(7, 1, "S"), ask(8, 10, "S"), ask(7, 1), ask(8, 10), ask(8, 10, "E")] == [1, 10, 2, 20, 30]
     # In the place of the one that has ended; and one that begins again.
     assert [ask(9, 100, "S"), ask(7, 1), ask(9, 100, "E"), ask(7, 5, "S"), ask(7, 5, "E")] == [100, 3, 200, 5, 10]
+
+
+def test_a_sequence_whose_first_request_fails_does_not_go_on_with_the_state_of_the_last_one(
+    client: tuple[Any, Any], server: ServerProcess
+) -> None:
+    ask = partial(sum_of, client, "keeping")
+    assert [ask(1, 5, "S"), ask(1, 5, "E")] == [5, 10]
+    with pytest.raises(utils.InferenceServerException, match="not to be computed"):
+        ask(2, -1, "S")
+    assert [ask(2, 3), ask(2, 3, "E")] == [3, 6]
+    assert "model 'keeping' version 1: it keeps sums" in server.log
 
 
 @pytest.mark.parametrize("model", ["oldest", "direct"])
@@ -418,6 +445,7 @@ REASONS = {
     "broken": "the backend 'broken' cannot load the model: ValueError: the file is cut short",
     "hanging": "the backend 'hanging' has not loaded the model within 1 s",
     "unknown": "there is no backend of this name (got 'moodie'); did you mean 'moody'?",
+    "unkept": "the model keeps a state from run to run: its sums; the next caller would see",
     "running": "the model keeps a state from run to run: it has the variables v (ReadValue, Assign)",
     "plan": "put the ONNX model there that the plan was built from",
 }
