@@ -258,3 +258,41 @@ def test_spoilt_files_are_refused(tmp_path: Path, kept: int) -> None:
     path = save(tmp_path, classifier((ROWS[:, 0] > 0.5).astype(int)))
     path.write_bytes(path.read_bytes()[:kept])
     assert "skops cannot read 'model.skops'" in refused(tmp_path)
+
+
+@pytest.mark.parametrize("fitted", [np.float32, np.float64])
+@pytest.mark.parametrize("asked", [np.float32, np.float64])
+def test_an_estimator_that_takes_one_width_of_floats_is_asked_in_it(tmp_path: Path, fitted: Any, asked: Any) -> None:
+    from sklearn.cluster import KMeans
+
+    model = KMeans(3, n_init=1, random_state=0).fit(ROWS.astype(fitted))
+    datatype = "FP32" if asked is np.float32 else "FP64"
+    config = f'backend: "sklearn" max_batch_size: 8 input {{ name: "x" data_type: TYPE_{datatype} dims: 4 }}'
+    save(tmp_path, model, config)
+    inspect(tmp_path)  # which asks two rows
+    got = predict(tmp_path, {"x": ROWS[:5].astype(asked)})
+    npt.assert_array_equal(got["prediction"], model.predict(ROWS[:5].astype(fitted)))
+
+
+def test_a_classifier_of_several_outputs_has_probabilities_of_each(tmp_path: Path) -> None:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.multioutput import MultiOutputClassifier
+
+    labels = np.stack([ROWS[:, 0] > 0.5, ROWS[:, 1] > 0.3], axis=1).astype(int)
+    model = MultiOutputClassifier(LogisticRegression()).fit(ROWS, labels)
+    save(tmp_path, model)
+    x = ROWS[:5].astype(np.float32)
+    got = predict(tmp_path, {"input__0": x})
+    npt.assert_array_equal(got["label"], model.predict(x))
+    for at, expected in enumerate(model.predict_proba(x)):
+        npt.assert_allclose(got[f"probabilities_{at}"], expected, rtol=1e-5)
+
+
+def test_an_estimator_that_cannot_predict_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import StandardScaler
+
+    save(tmp_path, LogisticRegression())
+    assert "the LogisticRegression in 'model.skops' is not fitted; call its `fit`" in refused(tmp_path)
+    skops.dump(StandardScaler().fit(ROWS), tmp_path / "m" / "1" / "model.skops")
+    assert "the StandardScaler in 'model.skops' has no `predict`" in refused(tmp_path)
