@@ -244,7 +244,9 @@ def _keys_read(call: ast.Call) -> Iterator[str]:
     texts = [one.value for one in call.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
     function, first = call.func, call.args[0] if call.args else None
     place = ast.unparse(function.value) if isinstance(function, ast.Attribute) else ast.unparse(first) if first else ""
-    if texts and place in ("source", "parameters") and ast.unparse(function) not in _NOT_KEYS:
+    if ast.unparse(function) == "source.keeps_state":
+        yield "stateless"
+    elif texts and place in ("source", "parameters") and ast.unparse(function) not in _NOT_KEYS:
         yield texts[0]
 
 
