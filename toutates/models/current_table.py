@@ -207,7 +207,9 @@ class CurrentTable:
         return (
             model is not None
             and bool(model.versions)
-            and all(entry.reason == UNLOADED for entry in model.versions.values())
+            and all(
+                entry.state is ModelState.UNLOADING or entry.reason == UNLOADED for entry in model.versions.values()
+            )
         )
 
     def _note(self, model: ModelEntry) -> set[str]:
