@@ -124,6 +124,36 @@ def test_each_run_of_a_stateless_model_begins_with_a_fresh_state(tmp_path: Path)
         loaded.close()
 
 
+BATCHED = (
+    ' max_batch_size: 4 input { name: "x" data_type: TYPE_FP32 dims: 2 }'
+    ' output { name: "y" data_type: TYPE_FP32 dims: 2 }'
+)
+
+
+@pytest.mark.parametrize("config", [STATELESS + BATCHED, SEQUENCES + BATCHED])
+def test_a_state_of_one_row_is_run_with_one_row(tmp_path: Path, config: str) -> None:
+    from toutates.backends.plugins.kind import PluginKind
+    from toutates.models.config.configuration import load_configuration
+    from toutates.models.repository import scan_model
+    from toutates.system.errors import InvalidRequest
+
+    version = write_model(tmp_path, "m", config)
+    openvino().save_model(running_sum(), version / "model.xml")
+    kind = PluginKind()
+    loaded = kind.open("m", load_configuration(scan_model(tmp_path / "m").versions[-1], kind.backends))
+    try:
+        assert loaded.signature.batched
+        [y] = loaded.plain[0].run_arrays({0: np.array([[1, 2]], np.float32)})
+        npt.assert_array_equal(np.asarray(y), [[1, 2]])
+        for _ in range(3):
+            with pytest.raises(InvalidRequest, match=r"input 'x' is \[2, 2\], and the model takes \[1,2\]"):
+                loaded.plain[0].run_arrays({0: np.zeros((2, 2), np.float32)})
+            [y] = loaded.plain[0].run_arrays({0: np.array([[1, 2]], np.float32)})
+            npt.assert_array_equal(np.asarray(y), [[1, 2]])
+    finally:
+        loaded.close()
+
+
 @pytest.mark.parametrize("shape", [[], [2], [1, 2, 3]])
 def test_inputs_of_any_rank_are_served(tmp_path: Path, shape: list[int]) -> None:
     openvino().save_model(relu(shape), write_model(tmp_path, "m", "") / "model.xml", compress_to_fp16=False)

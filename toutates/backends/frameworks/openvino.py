@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import Any, Final, cast
 
@@ -88,7 +89,9 @@ class OpenVino(Backend):
         core.set_property({"ENABLE_MMAP": False})
         try:
             model = core.read_model(source.path)
-            if not source.flag("SKIP_OV_DYNAMIC_BATCHSIZE", False):
+            # Rows that the state has no place for are computed wrongly, and end the process at times (2026.4).
+            one_row = _states_have_one_row(model)
+            if not source.flag("SKIP_OV_DYNAMIC_BATCHSIZE", False) and not one_row:
                 _open_batch(model, source)
             self._compiled = core.compile_model(model, "CPU", options)
         except Exception as error:
@@ -102,6 +105,11 @@ class OpenVino(Backend):
         self.quick = threads == streams == 1
         inputs = [_tensor(port, f"input{at}") for at, port in enumerate(self._compiled.inputs)]
         outputs = [_tensor(port, f"output{at}") for at, port in enumerate(self._compiled.outputs)]
+        most_rows = _most_rows(self._compiled.inputs)
+        if one_row and _is_batched(source) and all(list(tensor.shape[:1]) == [1] for tensor in (*inputs, *outputs)):
+            inputs, outputs = ([_batched(tensor) for tensor in tensors] for tensors in (inputs, outputs))
+            # Of sequences no two share a run, and their number is bounded by the size of a batch.
+            most_rows = 0 if self._keeps_state else 1
         self._names = [tensor.name for tensor in inputs], [tensor.name for tensor in outputs]
         # A graph may do anything with its rows.
         return Tensors(
@@ -109,7 +117,7 @@ class OpenVino(Backend):
             outputs,
             independent_rows=None,
             keeps_state=self._keeps_state,
-            max_rows=_most_rows(self._compiled.inputs),
+            max_rows=most_rows,
         )
 
     def instance(self, number: int, device: str) -> Instance | SequenceInstance:
@@ -187,9 +195,26 @@ def _check_shapes(request: Any, inputs: Mapping[str, Array], names: Sequence[str
             raise InvalidRequest(problem) from error
 
 
+def _states_have_one_row(model: Any) -> bool:
+    """Whether the first dimension of what a variable gives is fixed. A variable itself often tells no shape."""
+    reads = [operator for operator in model.get_ops() if operator.get_type_name() == "ReadValue"]
+    shapes = [operator.get_output_partial_shape(0) for operator in reads]
+    return any(not shape.rank.is_dynamic and len(shape) > 0 and shape[0].is_static for shape in shapes)
+
+
+def _is_batched(source: Source) -> bool:
+    """Whether the configuration wants batches."""
+    return bool(source.inputs) and all(tuple(tensor.shape[:1]) == (-1,) for tensor in source.inputs)
+
+
+def _batched(tensor: Tensor) -> Tensor:
+    """The tensor of a model that computes one row, as one of a batch."""
+    return replace(tensor, shape=[-1, *tensor.shape[1:]])
+
+
 def _open_batch(model: Any, source: Source) -> None:
     """Open the first dimension of each input, where the configuration wants batches and the file fixes it."""
-    if source.inputs and all(tuple(tensor.shape[:1]) == (-1,) for tensor in source.inputs):
+    if _is_batched(source):
         shapes = {port: port.get_partial_shape() for port in model.inputs}
         if all(len(shape) and shape[0].is_static for shape in shapes.values()):
             for shape in shapes.values():

@@ -88,6 +88,11 @@ class LoadedVersion:
         return self.signature if self.sequences is None else self.sequences.signature
 
     @property
+    def keeps_state(self) -> bool:
+        """Whether the model keeps a state for each sequence, whose requests are one row each."""
+        return self.sequences is not None and self.sequences.model_keeps_states
+
+    @property
     def plain(self) -> list[PluginRunner]:
         """Those of a version that is not decoupled, which can be warmed up."""
         return [runner for runner in self.runners if isinstance(runner, PluginRunner)]
@@ -145,7 +150,8 @@ class PluginKind:
         def run() -> None:
             nonlocal rows
             row_ns = warm_up(plain, settings, loaded.signature, model, folder.model_dir, seen)
-            run_two_rows(plain[0], settings, loaded.signature, model, folder.model_dir, seen)
+            if not loaded.keeps_state:
+                run_two_rows(plain[0], settings, loaded.signature, model, folder.model_dir, seen)
             if loaded.independent_rows is None:
                 rows = _probe(loaded, settings, row_ns)
 
@@ -182,7 +188,7 @@ class PluginKind:
                 row_ns = warm_up(plain[:1], once, signature, model, folder.model_dir, seen)
             elif try_warmup:
                 row_ns = time_row(plain[0], signature, seen)
-            if try_warmup:
+            if try_warmup and not loaded.keeps_state:
                 run_two_rows(plain[0], settings, signature, model, folder.model_dir, seen)
             if try_warmup and loaded.independent_rows is None:
                 rows = _probe(loaded, settings, row_ns)
