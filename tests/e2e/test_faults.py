@@ -589,8 +589,7 @@ def test_a_repository_on_a_disk_with_errors_is_served_as_far_as_it_can_be_read(
             assert not is_ready(client, "no_config")
             assert not is_ready(client, "no_graph")
         assert "config.yaml: cannot be read: Input/output error" in process.log
-        # What lies there has no bytes, as far as its size tells.
-        assert "no_graph/1/model.onnx' is empty" in process.log
+        assert "model 'no_graph' version 1 cannot be served: onnxruntime cannot load 'model.onnx'" in process.log
         assert process.stop() == 0
 
 

@@ -113,6 +113,9 @@ def _what_it_is(path: Path, *, is_of_model: bool = True) -> str:
 def _if_empty(path: Path) -> str:
     """The same of a file without a byte. Others beside the graph may be placeholders."""
     try:
-        return "" if path.stat().st_size or not path.is_file() else "is empty; copy it again"
+        if path.stat().st_size or not path.is_file():
+            return ""
+        with path.open("rb") as file:  # a file that cannot be read is none that is empty
+            return "" if file.read(1) else "is empty; copy it again"
     except OSError:
         return ""
