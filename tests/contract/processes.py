@@ -149,11 +149,8 @@ def _all_errors(errors: str) -> bool:
 
 
 def _interrupted(folder: Path, listener: socket.socket, port: str) -> Iterator[str]:
-    """A command that is ended while it waits for a server that says nothing.
-
-    An interrupt is not among the lines: on a busy machine it ends ``probe`` by 1 at times, and by 130 otherwise.
-    """
-    for number in (signal.SIGTERM,):
+    """A command that is interrupted, and one that is ended, while it waits for a server that says nothing."""
+    for number in (signal.SIGINT, signal.SIGTERM):
         place = folder / number.name
         process = _start(place, ("probe", port, "--timeout", "60"))
         listener.settimeout(PATIENCE_S)

@@ -174,6 +174,8 @@ def _wait_for_requests(path: str) -> list[str]:
                     if pid == 0:
                         signal.set_wakeup_fd(-1)
                         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                        # Whoever runs the tests may ignore it, as the background of a shell does.
+                        signal.signal(signal.SIGINT, signal.default_int_handler)
                         return _as_requested(request)
                     children[pid] = sock
                     sock.sendall(str(pid).ljust(_PID_BYTES).encode())
