@@ -86,16 +86,22 @@ def test_busy_loops_end_with_the_script_however_it_ends(number: signal.Signals, 
         pids = [int(pid) for pid in Path(f"/proc/{script.pid}/task/{script.pid}/children").read_text().split()]
         assert run in pids
         assert len(pids) == steady.LOOPS + 1
+        begun = {pid: _began(pid) for pid in pids}
+        assert None not in begun.values()
         script.send_signal(number)
         assert script.wait(120) == (-number if number == signal.SIGKILL else 130)
         if number == signal.SIGKILL:  # which nobody can catch: what runs the tests is left
             os.kill(run, number)
-        wait_until(lambda: not any(_computes(pid) for pid in pids))
+        wait_until(lambda: not any(_began(pid) == began for pid, began in begun.items()))
 
 
-def _computes(pid: int) -> bool:
-    """Whether a process is there and has not ended."""
+def _began(pid: int) -> int | None:
+    """When a process that computes began, in ticks since the start of the machine; None where it has ended.
+
+    The number of one that has ended may be that of another, which began later.
+    """
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return False
+        return None
+    return None if fields[0] == "Z" else int(fields[19])
