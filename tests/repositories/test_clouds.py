@@ -539,6 +539,25 @@ def test_a_download_that_is_slower_than_allowed_is_given_up(
         assert len([path for _, path, _ in service.requests if "model.onnx" in path]) == client._ATTEMPTS
 
 
+def test_a_download_goes_on_where_each_answer_is_cut_after_a_few_bytes(
+    fake: tuple[str, Answers], tmp_path: Path
+) -> None:
+    """More often than the same bytes are asked for."""
+    url, service = fake
+    body = b"0123456789abcdef"
+
+    def answer(method: str, path: str, headers: Mapping[str, str]) -> Answer:
+        if "comp=list" in path or path.partition("?")[0].endswith("/o"):
+            return Answer(listing(url, "m/1/model.onnx", len(body)))
+        at = int(headers.get("range", "bytes=0-").removeprefix("bytes=").rstrip("-"))
+        more = {"Content-Range": f"bytes {at}-{len(body) - 1}/{len(body)}"} if at else {}
+        return Answer(body[at:], 206 if at else 200, more, cut=3)
+
+    service.answer = answer
+    with opened(url, tmp_path) as one:
+        assert fetched(one) == {"1/model.onnx": body}
+
+
 def test_a_download_may_be_as_slow_as_it_is_where_no_rate_is_asked_for(
     fake: tuple[str, Answers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

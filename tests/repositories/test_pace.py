@@ -52,6 +52,21 @@ def test_pieces_are_given_out_within_a_second_or_so_where_they_come_slowly(clock
     assert [len(one) for one in found] == [200, 200, 100]
 
 
+def test_what_came_before_a_cut_is_given_out_and_then_the_cut_is_raised(clock: Clock) -> None:
+    """Or a server that ends each answer within a second would be asked for the same bytes for ever."""
+    pieces = clock.reading([(0.1, b"ab"), (0.1, b"c")])
+
+    def read(size: int) -> bytes:
+        if piece := pieces(size):
+            return piece
+        raise ConnectionError("cut")
+
+    chunks = Pace(RATE).chunks(read)
+    assert next(chunks) == b"abc"
+    with pytest.raises(ConnectionError, match=r"^cut$"):
+        next(chunks)
+
+
 def test_a_byte_now_and_then_is_too_slow(clock: Clock) -> None:
     with pytest.raises(
         TooSlow, match=r"^6 bytes of it have come in 60 s, less than the 100 bytes per second of --down"

@@ -54,18 +54,20 @@ class Pace:
         while piece:
             pieces: list[bytes] = []
             left, waited_s = CHUNK, 0.0
-            while left > 0 and waited_s < _PATIENCE_S:
-                began = time.monotonic()
-                piece = read(left)
-                took_s = time.monotonic() - began
-                if not piece:
-                    break
-                pieces.append(piece)
-                left -= len(piece)
-                waited_s += took_s
-                self._count(len(piece), took_s)
-            if pieces:
-                yield pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            try:
+                while left > 0 and waited_s < _PATIENCE_S:
+                    began = time.monotonic()
+                    piece = read(left)
+                    took_s = time.monotonic() - began
+                    if not piece:
+                        break
+                    pieces.append(piece)
+                    left -= len(piece)
+                    waited_s += took_s
+                    self._count(len(piece), took_s)
+            finally:  # what came before an answer was cut off is content too, or one cut early each time never gets on
+                if pieces:
+                    yield pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _count(self, size: int, took_s: float) -> None:
         self._waited_s += took_s
