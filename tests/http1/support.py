@@ -13,7 +13,8 @@ from toutates.h2grpc import Limits as NetLimits
 from toutates.h2grpc.message_memory import MemoryPool, MessageMemory
 from toutates.http1 import Connection, Head, Limits, Receiving, Request, encode_fields
 from toutates.http1.exchange import write_text
-from toutates.net.http1.connection import HttpCall, HttpConnection, LargeRequest
+from toutates.net.http1.call import HttpCall, LargeRequest
+from toutates.net.http1.connection import HttpConnection
 from toutates.net.http1.large_bodies import begin_body
 
 __all__ = [

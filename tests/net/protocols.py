@@ -12,7 +12,7 @@ import trio
 from toutates.http1 import Head, Refused
 from toutates.net import GrpcService, Worker
 from toutates.net.connection import Connection, Service
-from toutates.net.http1.connection import HttpCall
+from toutates.net.http1.call import HttpCall
 from toutates.net.http1.service import HttpService
 from toutates.system.errors import InvalidRequest, RequestError
 

@@ -20,7 +20,7 @@ from toutates.h2grpc import Limits
 from toutates.net import GrpcService, Worker
 from toutates.net.connection import Service
 from toutates.net.first_bytes import ByFirstBytes
-from toutates.net.http1.connection import HttpCall
+from toutates.net.http1.call import HttpCall
 from toutates.net.http1.service import MAX_PIPELINED, HttpService
 
 

@@ -21,7 +21,7 @@ from toutates.h2grpc import Limits, message_memory
 from toutates.h2grpc.message_memory import MessageMemory
 from toutates.net import GrpcService, Worker
 from toutates.net.connection import Service
-from toutates.net.http1.connection import HttpCall
+from toutates.net.http1.call import HttpCall
 from toutates.net.http1.service import HttpService
 from toutates.net.transport import Transport
 
@@ -115,7 +115,7 @@ class LargeAnswers(EchoHandler):
 
     def handle(self, call: HttpCall) -> None:
         size = int(call.head.path[1:])
-        parts = (b"HTTP/1.1 200 OK\r\n" + b"content-length: %d\r\n" % size, b"\r\n", memoryview(CONTENT)[:size])
+        parts = (b"HTTP/1.1 200 OK\r\n" + b"content-length: %d\r\n" % size, memoryview(CONTENT)[:size])
         call.responder.reply(call, parts, size)
 
 

@@ -18,9 +18,9 @@ from typing import Any, Final
 
 from toutates.http1.body_memory import BodyMemory, MakeMemory
 from toutates.http1.chunks import ChunkReader
-from toutates.http1.coding import CODINGS, Inflater, too_large
+from toutates.http1.coding import Inflater, too_large
 from toutates.http1.exchange import Answers, Buffer, Request, write_text
-from toutates.http1.head import CHUNKED, Head, check_start, read_head
+from toutates.http1.head import CHUNKED, Head, admit_head, check_start, read_head
 from toutates.http1.limits import Limits
 from toutates.http1.responses import CONTINUE, Refused
 
@@ -365,18 +365,10 @@ class Connection:
         """Parse a head that is not remembered, and remember it."""
         limits = self._limits
         head = read_head(octets, limits)
-        try:
-            head.max_body_size = self._admit(head)
-            if head.coding and head.coding not in CODINGS:
-                text = "the only content-encodings that are understood are gzip and deflate"
-                raise Refused(415, text, b"accept-encoding: gzip, deflate\r\n")
-            if head.body_size > head.max_body_size:
-                head.refusal = too_large(head.max_body_size)
-        except Refused as refusal:
-            head.refusal = refusal.with_traceback(None)  # which would keep this connection
-            if refusal.ends:
-                head.keep_alive = False
-                return head
+        admit_head(head, self._admit)
+        if head.refusal is not None and head.refusal.ends:
+            head.keep_alive = False
+            return head
         head.plain = head.refusal is None and head.body_size >= 0 and head.keep_alive
         head.plain = head.plain and not (head.coding or head.expects_continue)
         if len(octets) <= limits.max_remembered_size and limits.remembered_heads:

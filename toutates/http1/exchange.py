@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from toutates.http1.coding import Deflater
 from toutates.http1.head import Head
 from toutates.http1.responses import LAST_CHUNK, Refused, chunk, encode_fields, has_no_body, status_line
 
-__all__ = ["Answers", "Buffer", "Request", "write_text"]
+__all__ = ["Answers", "Buffer", "Request", "Responder", "write_text"]
 
 Buffer = bytes | memoryview
 
@@ -27,20 +27,82 @@ def write_text(refusal: Refused) -> tuple[bytes, bytes]:
     return _TEXT, f"{refusal.text}\n".encode()
 
 
+class Responder(Protocol):
+    """What brings the answers of one connection to its client. ``Answers`` is HTTP/1's; a driver may have others.
+
+    Attributes:
+        link: the driver's own object for the connection; None once that is gone.
+        owner: the driver's connection, which requests belong to; None for none.
+        write_refusal: gives the fields and the body of a refusal.
+    """
+
+    link: Any
+    owner: Any
+    write_refusal: Callable[[Refused], tuple[bytes, bytes]]
+
+    def reply(self, request: Any, parts: Sequence[Buffer], length: int, /) -> None:
+        """Give the whole answer to a request that succeeded and is no HEAD. Does nothing once it is no longer open.
+
+        Args:
+            request: of this connection.
+            parts: first the head without its empty line, as HTTP/1.1 has it; then the body. They must not change until
+                they are sent.
+            length: about how many bytes these are.
+        """
+        ...
+
+    def respond(self, request: Any, status: int, fields: bytes, body: bytes, /) -> None:
+        """Give the whole answer; ``body`` is what is sent of it."""
+        ...
+
+    def respond_in_parts(self, request: Any, fields: bytes, parts: Sequence[bytes], /) -> None:
+        """Give the whole answer to a request that succeeded, without copying its body."""
+        ...
+
+    def begin(self, request: Any, status: int, fields: bytes, /) -> None:
+        """Begin an answer whose length is not known."""
+        ...
+
+    def send(self, request: Any, piece: bytes, /) -> None:
+        """The next piece of its body, which is not empty."""
+        ...
+
+    def finish(self, request: Any, /) -> None:
+        """It is complete."""
+        ...
+
+
 class Request:
     """A whole request, which waits for its answer: ``respond``, or ``begin``, ``send`` and ``end``.
 
     Attributes:
         head: the request line and the fields.
         body: decompressed.
-        responder: the answers of the connection.
+        responder: brings its answer to the client.
         open: whether the answer is not complete, and can still reach the client.
         context: for whoever answers it; None until that sets it.
+        silent: of an answer that has begun: whether it has no body, whatever is sent.
+        chunked: whether its body is in chunks, which is for the responder.
+        stream: for the responder's own use.
     """
 
-    __slots__ = ("_chunked", "_deflater", "_silent", "body", "context", "head", "held", "open", "responder")
+    __slots__ = (
+        "_deflater",
+        "body",
+        "chunked",
+        "context",
+        "head",
+        "held",
+        "open",
+        "responder",
+        "silent",
+        "stream",
+    )
 
-    def __init__(self, head: Head, body: bytes | bytearray, responder: Answers) -> None:
+    chunked: bool
+    stream: Any
+
+    def __init__(self, head: Head, body: bytes | bytearray, responder: Responder) -> None:
         self.head = head
         self.body = body
         self.responder = responder
@@ -63,16 +125,11 @@ class Request:
             if self.head.answer_coding and len(body) >= MIN_COMPRESSED:
                 body = Deflater(self.head.answer_coding).finish(body)
                 fields += b"content-encoding: %b\r\n" % self.head.answer_coding.encode("ascii")
-        framing = b"" if has_no_body(status) else b"content-length: %d\r\n" % len(body)
-        head = self.responder.head_of(self, status, fields + framing)
-        if self.head.method == "HEAD" or not framing:
+        if has_no_body(status):
             body = b""
-        if len(body) > JOINED_BYTES:
-            self.responder.write(self, head)
-            self.responder.write(self, body)
         else:
-            self.responder.write(self, head + body)
-        self.responder.end(self)
+            fields += b"content-length: %d\r\n" % len(body)
+        self.responder.respond(self, status, fields, b"" if self.head.method == "HEAD" else body)
 
     def respond_in_parts(self, fields: bytes, parts: Sequence[bytes], length: int) -> None:
         """Give the whole answer to a request that succeeded, without copying its body, whatever it waits for.
@@ -82,12 +139,8 @@ class Request:
             parts: of the body; many requests may be answered with the same ones.
             length: bytes of all of them.
         """
-        self.responder.write(self, self.responder.head_of(self, 200, fields + b"content-length: %d\r\n" % length))
-        if self.head.method != "HEAD":
-            for part in parts:
-                self.responder.write(self, part)
-        self.responder.bulky = self.responder.bulky or length > JOINED_BYTES
-        self.responder.end(self)
+        fields += b"content-length: %d\r\n" % length
+        self.responder.respond_in_parts(self, fields, () if self.head.method == "HEAD" else parts)
 
     def refuse(self, refusal: Refused) -> None:
         """Answer with an error."""
@@ -97,19 +150,13 @@ class Request:
     def begin(self, status: int, fields: bytes = b"", *, compress: bool = False) -> None:
         """Begin an answer whose length is not known. Its body follows by ``send``; arguments as for ``respond``."""
         self._deflater: Deflater | None = None
-        self._chunked = False
-        self._silent = self.head.method == "HEAD" or has_no_body(status)
+        self.silent = self.head.method == "HEAD" or has_no_body(status)
         if compress:
             fields += b"vary: accept-encoding\r\n"
             if self.head.answer_coding:
                 fields += b"content-encoding: %b\r\n" % self.head.answer_coding.encode("ascii")
                 self._deflater = Deflater(self.head.answer_coding)
-        if self.head.http_1_0:  # which knows no chunks: the end of the connection ends the body
-            self.responder.close_after(self)
-        elif not has_no_body(status):
-            self._chunked = True
-            fields += b"transfer-encoding: chunked\r\n"
-        self.responder.write(self, self.responder.head_of(self, status, fields))
+        self.responder.begin(self, status, fields)
 
     def send(self, piece: bytes) -> None:
         """The next piece of the body."""
@@ -121,13 +168,11 @@ class Request:
         """The body is complete."""
         if self._deflater is not None:
             self._send(self._deflater.finish())
-        if self._chunked and not self._silent:
-            self.responder.write(self, LAST_CHUNK)
-        self.responder.end(self)
+        self.responder.finish(self)
 
     def _send(self, piece: bytes) -> None:
-        if piece and not self._silent:
-            self.responder.write(self, chunk(piece) if self._chunked else piece)
+        if piece and not self.silent:
+            self.responder.send(self, piece)
 
 
 class Answers:
@@ -165,14 +210,7 @@ class Answers:
         self.owner: Any = None
 
     def reply(self, request: Request, parts: Sequence[Buffer], length: int) -> None:
-        """Give the whole answer to a request that succeeded and is no HEAD. Does nothing once it is no longer open.
-
-        Args:
-            request: of this connection.
-            parts: first the head without its empty line, as HTTP/1.1 has it; then that line and the body. They must not
-                change until they are sent.
-            length: about how many bytes these are.
-        """
+        """See ``Responder``."""
         if not request.open:
             return
         queue = self.queue
@@ -183,9 +221,9 @@ class Answers:
         if not out:
             self.dirty.append(self.link)
         if self._common is None:
-            out += parts
+            out += (parts[0], b"\r\n", *parts[1:])
         else:
-            out += (parts[0], self._common(), *parts[1:])
+            out += (parts[0], self._common(), b"\r\n", *parts[1:])
         if length > JOINED_BYTES:
             self.bulky = True
         request.open = False
@@ -195,13 +233,51 @@ class Answers:
 
     def _reply_the_long_way(self, request: Request, parts: Sequence[Buffer], length: int) -> None:
         common = b"" if self._common is None else self._common()
-        head = b"".join((parts[0], common, self._connection_field(request)))
+        head = b"".join((parts[0], common, self._connection_field(request), b"\r\n"))
         if length > JOINED_BYTES and self.queue[0] is request:
             self._send([head, *parts[1:]])
             self.bulky = True
         else:
             # Joined: it may wait, and a part may be a small piece of something large.
             self.write(request, b"".join((head, *parts[1:])))
+        self.end(request)
+
+    def respond(self, request: Request, status: int, fields: bytes, body: bytes) -> None:
+        """See ``Responder``."""
+        head = self._head_of(request, status, fields)
+        if len(body) > JOINED_BYTES:
+            self.write(request, head)
+            self.write(request, body)
+        else:
+            self.write(request, head + body)
+        self.end(request)
+
+    def respond_in_parts(self, request: Request, fields: bytes, parts: Sequence[bytes]) -> None:
+        """See ``Responder``."""
+        self.write(request, self._head_of(request, 200, fields))
+        for part in parts:
+            self.write(request, part)
+        self.bulky = self.bulky or sum(map(len, parts)) > JOINED_BYTES
+        self.end(request)
+
+    def begin(self, request: Request, status: int, fields: bytes) -> None:
+        """See ``Responder``."""
+        request.chunked = False
+        if request.head.http_1_0:  # which knows no chunks: the end of the connection ends the body
+            self.close_after(request)
+        elif not has_no_body(status):
+            request.chunked = True
+            fields += b"transfer-encoding: chunked\r\n"
+        self.write(request, self._head_of(request, status, fields))
+
+    def send(self, request: Request, piece: bytes) -> None:
+        """See ``Responder``."""
+        self.write(request, chunk(piece) if request.chunked else piece)
+
+    def finish(self, request: Request) -> None:
+        """See ``Responder``."""
+        if request.chunked and not request.silent:
+            self.write(request, LAST_CHUNK)
         self.end(request)
 
     def close_after(self, request: Request) -> None:
@@ -218,7 +294,7 @@ class Answers:
         self.queue.clear()
         self.complete = True
 
-    def head_of(self, request: Request, status: int, fields: bytes) -> bytes:
+    def _head_of(self, request: Request, status: int, fields: bytes) -> bytes:
         """The head of an answer, up to and with its empty line."""
         common = b"" if self._common is None else self._common()
         return b"".join((status_line(status), common, fields, self._connection_field(request), b"\r\n"))

@@ -8,15 +8,16 @@ second Content-Length or one beside Transfer-Encoding. What it leaves open is de
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, Final
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
-from toutates.http1.coding import choose_coding
+from toutates.http1.coding import CODINGS, choose_coding, too_large
 from toutates.http1.limits import Limits
 from toutates.http1.responses import Refused
 
-__all__ = ["CHUNKED", "Head", "check_start", "check_trailers", "read_head"]
+__all__ = ["CHUNKED", "Head", "admit_head", "check_start", "check_trailers", "read_head"]
 
 #: ``Head.body_size`` of a body in chunks.
 CHUNKED: Final = -1
@@ -129,6 +130,24 @@ def _body_size(fields: dict[str, str], *, http_1_0: bool) -> int:
     if codings.lower() != "chunked":
         raise Refused(501, "the only transfer-encoding that is understood is chunked")
     return CHUNKED
+
+
+def admit_head(head: Head, admit: Callable[[Head], int]) -> None:
+    """Judge a head before its body is read: set its ``max_body_size``, or its ``refusal``.
+
+    Args:
+        head: it.
+        admit: gives the bytes that the body may have, or raises ``Refused``.
+    """
+    try:
+        head.max_body_size = admit(head)
+        if head.coding and head.coding not in CODINGS:
+            text = "the only content-encodings that are understood are gzip and deflate"
+            raise Refused(415, text, b"accept-encoding: gzip, deflate\r\n")
+        if head.body_size > head.max_body_size:
+            head.refusal = too_large(head.max_body_size)
+    except Refused as refusal:
+        head.refusal = refusal.with_traceback(None)  # which would keep the connection
 
 
 def check_start(data: bytes, at: int, seen: int, end: int) -> None:

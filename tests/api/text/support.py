@@ -49,7 +49,8 @@ from toutates.infer.tracing.record import TracedRequest
 from toutates.infer.tracing.settings import TraceSetting, TraceSettings
 from toutates.infer.tracing.tracer import WorkerTraces
 from toutates.models.table import ModelEntry, ModelState, ModelTable, ServedVersion, VersionEntry
-from toutates.net.http1.connection import HttpConnection, LargeRequest
+from toutates.net.http1.call import LargeRequest
+from toutates.net.http1.connection import HttpConnection
 from toutates.net.side_thread import SideThread
 from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.protocol.signature import Signature

@@ -10,7 +10,7 @@ from toutates.api.rest.answers import refusal
 from toutates.engine import open_request
 from toutates.http1 import Deflater, Refused
 from toutates.infer.rest.call import Asks
-from toutates.net.http1.connection import HttpCall
+from toutates.net.http1.call import HttpCall
 from toutates.protocol.rest.generate import server_sent_event
 from toutates.protocol.rest.response import InferResponse, head_of
 from toutates.system.errors import RequestError
@@ -71,16 +71,15 @@ class RestHttpCall(HttpCall):
     def send_event(self, document: bytes, *, is_first: bool, status: int = 200) -> None:
         """Send one of several responses of ``generate_stream``.
 
-        A reader who leaves too much unread has his connection ended: the model cannot be stopped.
+        A reader who leaves too much unread is given up: the model cannot be stopped.
         """
         if not self.open:
             return
         if is_first:
             self.begin(status, _EVENTS)
         self.send(server_sent_event(document))
-        link = self.link
-        if link is not None and link.unsent_bytes + self.responder.size > MAX_UNREAD_BYTES:
-            link.handle_all(link.connection.end("too many responses are left unread", "unread_responses"))
+        if self.unread_bytes > MAX_UNREAD_BYTES:
+            self.give_up("too many responses are left unread")
 
     def send_error_event(self, error: RequestError, *, is_first: bool) -> None:
         """The same, of an error. Its status is seen if it is the first response."""
@@ -105,7 +104,7 @@ class RestHttpCall(HttpCall):
         asks = self.head.purpose.asks
         if asks is Asks.INFER:
             head = head_of(response.fields, response.length)
-            self.responder.reply(self, (head, b"\r\n", *response.pieces), response.length)
+            self.responder.reply(self, (head, *response.pieces), response.length)
         elif asks is Asks.GENERATE:
             self.reply_in_chunks(200, _JSON, [b"".join(response.pieces)])
         elif asks is Asks.BODY:

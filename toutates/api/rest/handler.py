@@ -33,7 +33,7 @@ from toutates.infer.rest.service import RestInferService
 from toutates.infer.tracing.context import parse_traceparent
 from toutates.infer.tracing.tracer import WorkerTraces
 from toutates.net import Worker
-from toutates.net.http1.connection import HttpCall
+from toutates.net.http1.call import HttpCall
 from toutates.net.side_thread import SideThread
 from toutates.protocol.rest.lengths import HEADER_LENGTH, check_json_size
 from toutates.protocol.rest.parameters import matching_fields

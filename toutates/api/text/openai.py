@@ -127,7 +127,7 @@ def _write_base64(result: TextResult, found: FoundText) -> Iterable[bytes]:
 def _around(name: str, tokens: int, size: int, quote: bytes) -> tuple[bytes, bytes, bytes]:
     """What ``WriteOne`` puts around a vector that takes ``size`` bytes in these quotes."""
     before, behind = _HEAD + quote, b"%b}%b" % (quote, _tail(name, tokens))
-    return answer_head(len(before) + size + len(behind)), b"\r\n" + before, behind
+    return answer_head(len(before) + size + len(behind)), before, behind
 
 
 def _write_one_base64(vector: Float32, tokens: int, found: FoundText) -> tuple[bytes, bytes, bytes, bytes]:
@@ -139,7 +139,7 @@ def _write_one_base64(vector: Float32, tokens: int, found: FoundText) -> tuple[b
 def _write_one_of_floats(vector: Float32, tokens: int, found: FoundText) -> tuple[bytes, bytes, bytes, bytes]:
     text = floats_of(vector)
     _, before, behind = _around(found.name, tokens, 0, b"")  # their size is mostly another one
-    return answer_head(len(before) - 2 + len(text) + len(behind)), before, text, behind
+    return answer_head(len(before) + len(text) + len(behind)), before, text, behind
 
 
 def _write_many_base64(vectors: Any, tail: bytes) -> Iterator[bytes]:

@@ -544,7 +544,7 @@ class _Request:
             self._work.observer.left(call)
             return
         self._work.observer.answered(call, self._route.path, 200, None)
-        call.responder.reply(call, (head, b"\r\n", *pieces), length)
+        call.responder.reply(call, (head, *pieces), length)
 
     # --- ends --------------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from toutates.api.torchserve.answers import (
 from toutates.api.torchserve.models import Models, Outcome, Registration
 from toutates.http1 import Head, Refused
 from toutates.net import Worker
-from toutates.net.http1.connection import HttpCall
+from toutates.net.http1.call import HttpCall
 from toutates.repositories.torchserve.settings import MAX_WORKERS
 from toutates.system.errors import Forbidden, Overloaded, RequestError, Unauthenticated, Unavailable
 

@@ -400,10 +400,9 @@ class RestInferService(InferService):
         return link is None or bool(link.peer_ended)
 
     def _unread_bytes(self, context: RequestContext) -> int:
-        """See ``Consumer``: what waits for the socket."""
+        """See ``Consumer``: what waits for the peer."""
         call: Any = context[0]
-        link = call.link
-        return 0 if link is None else int(link.unsent_bytes + call.responder.size)
+        return int(call.unread_bytes)
 
     def _make_answers(self, counters: WorkerCounters, version: ServedVersion) -> Answers:
         if version.decoupled:

@@ -9,14 +9,15 @@ from itertools import islice
 from typing import Any, Final
 
 from toutates.h2grpc.message_memory import MemoryPool, MessageMemory
-from toutates.h2grpc.stream import NEVER, Buffer
+from toutates.h2grpc.stream import Buffer
 from toutates.http1 import Connection as Http1
-from toutates.http1 import Head, Limits, Receiving, Refused, Request
+from toutates.http1 import Head, Limits, Receiving, Refused
 from toutates.net.connection import NO_DEADLINES, Connection, Deadlines
+from toutates.net.http1.call import HttpCall, LargeRequest
 from toutates.net.http1.large_bodies import Foresight, begin_body
 from toutates.net.worker import Worker
 
-__all__ = ["Ended", "HttpCall", "HttpConnection", "LargeRequest", "Leaving"]
+__all__ = ["Ended", "HttpConnection", "Leaving"]
 
 _UNAVAILABLE: Final = 503
 #: The names under which refusals are counted, by status.
@@ -32,56 +33,6 @@ class Ended:
 
 class Leaving:
     """A connection is to be closed once its last answer is out."""
-
-
-class HttpCall(Request):
-    """A request and its answer; ``http1.Request`` says how that is given."""
-
-    __slots__ = ()
-
-    #: HTTP has none
-    deadline_ns = NEVER
-
-    @property
-    def connection(self) -> HttpConnection:
-        """The connection that it came by."""
-        connection: HttpConnection = self.responder.owner
-        return connection
-
-    @property
-    def link(self) -> Any:
-        """The driver's object for the connection; None once that is gone."""
-        return self.responder.link
-
-    def hold(self, size: int) -> None:
-        """Count bytes that are kept for this request beside its connection; negative ones when they are let go."""
-        self.connection.keep(size)
-
-    def reply(self, status: int, fields: bytes, body: bytes) -> None:
-        """Answer in full; does nothing once the request is no longer open. Arguments as for ``respond``."""
-        if self.open:
-            self.respond(status, fields, body)
-
-    def reply_in_parts(self, fields: bytes, parts: Sequence[bytes], length: int) -> None:
-        """Answer a request that succeeded; arguments as for ``respond_in_parts``."""
-        if self.open:
-            self.respond_in_parts(fields, parts, length)
-
-    def reply_in_chunks(self, status: int, fields: bytes, pieces: Sequence[bytes]) -> None:
-        """Answer with a chunk for each piece."""
-        if self.open:
-            self.begin(status, fields)
-            for piece in pieces:
-                self.send(piece)
-            self.end()
-            self.connection.leave_if_ended()
-
-
-@dataclass(frozen=True, slots=True)
-class LargeRequest:
-    """A request whose body is in memory of its own, which is used again when its handler has returned."""
-
-    call: HttpCall
 
 
 class HttpConnection(Connection):
@@ -147,7 +98,7 @@ class HttpConnection(Connection):
 
     # --- for calls ---------------------------------------------------------------------------------------------------
 
-    def keep(self, size: int) -> None:
+    def keep(self, call: HttpCall, size: int) -> None:
         """Count bytes that a call keeps. While they are many, no more is read."""
         self.kept_bytes += size
         if self.link is None:
@@ -158,12 +109,22 @@ class HttpConnection(Connection):
         elif size < 0 and self.full:
             self._worker.go_on(self.link)
 
+    def unread_bytes(self, call: HttpCall) -> int:
+        """See ``Carrier``: the answers of a connection go out in their order, so what waits is all of theirs."""
+        link = self.link
+        return 0 if link is None else int(link.unsent_bytes + self._answers.size)
+
+    def give_up(self, call: HttpCall, reason: str) -> None:
+        """See ``Carrier``: an answer cannot be cut short but with the connection."""
+        if self.link is not None:
+            self.link.handle_all(self.end(reason, "unread_responses"))
+
     @property
     def _keeps_much(self) -> bool:
         return self.kept_bytes > self._worker.limits.max_unsent_bytes
 
     def leave_if_ended(self) -> None:
-        """Have the connection closed after its last answer, if that has begun to be the last one."""
+        """See ``Carrier``: closed after its last answer, if that has begun to be the last one."""
         if self._http.receiving is Receiving.ENDED and not self._leaving and self.link is not None:
             self._leaving = True
             self._worker.leave(self.link, "")

@@ -7,7 +7,8 @@ from typing import Any, Final, Protocol
 
 from toutates.http1 import Head, Limits, Refused
 from toutates.net.connection import Connection, Service
-from toutates.net.http1.connection import Ended, HttpCall, HttpConnection, LargeRequest
+from toutates.net.http1.call import HttpCall, LargeRequest
+from toutates.net.http1.connection import Ended, HttpConnection
 from toutates.net.worker import Worker
 from toutates.system.errors import ExecutionFailed, Overloaded, RequestError
 
