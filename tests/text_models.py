@@ -34,6 +34,7 @@ __all__ = [
     "hidden",
     "load",
     "make_folder",
+    "make_tokenizer",
     "running",
     "save_weights",
     "served",

@@ -198,6 +198,7 @@ def test_a_table_of_vectors_takes_the_mean_without_special_tokens(
     (path / "config.json").unlink()
     document = json.loads((path / "tokenizer.json").read_text())
     (path / "tokenizer.json").write_text(json.dumps({**document, "truncation": None}))
+    (path / "config.yaml").write_text("backend: text\nparameters: {token_ids: accept}\n")
     wanted = [table()[ids_of(text)[1:-1]].mean(0) if text else np.zeros(DIM) for text in TEXTS]
     with served(path) as model:
         result = compute(model, TEXTS)

@@ -12,16 +12,19 @@ from typing import Any
 import numpy as np
 import numpy.testing as npt
 import pytest
+from tokenizers import processors
 
 from tests.text_models import (
     DIM,
     VOCABULARY,
+    WORDS,
     compute,
     encoder_graph,
     hidden,
     ids_of,
     load,
     make_folder,
+    make_tokenizer,
     running,
     save_weights,
     served,
@@ -331,12 +334,79 @@ def test_a_graph_that_is_missing_or_of_another_task_is_refused(tmp_path: Path) -
         ("max_tokenz: 4", "is no parameter of text models"),
         ("default_prompt: passage", "not among the model's prompts"),
         ("truncate: maybe", "neither true nor false"),
+        ("token_ids: any", "is not one of own, accept"),
     ],
 )
 def test_parameters_that_cannot_be_followed_are_refused(line: str, said: str, tmp_path: Path) -> None:
     path = make_folder(tmp_path / "set", modules=[POOLING])
     (path / "config.yaml").write_text(f"{YAML}parameters: {{{line}}}\n")
     assert said in refusal(path)
+
+
+# --- ids of tokens ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ids", [[6], [6, 7, 3], [2, 6, 7], [3, 6, 2], [2], [3], [0, 2, 6, 3], [2, 6, 3, 0]])
+def test_ids_without_the_frame_of_the_models_tokenizer_are_refused(model: TextModel, ids: list[int]) -> None:
+    error = refused(model, ["one", ids])
+    assert (error.fault, error.index) == (Fault.TOKEN_ID, 1)
+    for said in ("begin with 2 ([CLS])", "end with 3 ([SEP])", "check_embedding_ctx_length=False"):
+        assert said in str(error)
+    own = ids_of("one two")
+    npt.assert_array_equal(vector(model, own), vector(model, "one two"))
+    npt.assert_array_equal(vector(model, [2, 3]), vector(model, ""))
+
+
+def test_an_id_beyond_the_vocabulary_is_refused_with_the_same_remedy(model: TextModel) -> None:
+    assert "check_embedding_ctx_length=False" in str(refused(model, [[2, VOCABULARY, 3]]))
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_ids_are_cut_within_their_frame_as_their_text_is(model: TextModel, left: bool) -> None:
+    text, options = "one two three four five six one two", TextOptions(truncate_left=left)
+    npt.assert_array_equal(vector(model, ids_of(text), options), vector(model, text, options))
+
+
+@pytest.mark.parametrize(
+    ("template", "frame", "own", "others"),
+    [
+        ("[CLS] $A", "begin with 2 ([CLS])", [2, 6], [6, 2]),
+        ("$A [SEP]", "end with 3 ([SEP])", [6, 3], [3, 6]),
+        ("[SEP] $A [SEP]", "begin with 3 ([SEP]) and end with 3 ([SEP])", [3, 6, 3], [3]),
+        ("[CLS] query $A five [SEP]", "begin with 2 ([CLS]) and end with 3 ([SEP])", [2, 4, 6, 10, 3], [2, 6, 3]),
+    ],
+)
+def test_the_frame_is_what_the_tokenizer_makes(
+    template: str, frame: str, own: list[int], others: list[int], tmp_path: Path
+) -> None:
+    path = make_folder(tmp_path / "framed", modules=[POOLING])
+    tokenizer = make_tokenizer()
+    known = [(word, WORDS.index(word)) for word in ("[CLS]", "[SEP]", "query", "five")]
+    tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=known)
+    tokenizer.save(str(path / "tokenizer.json"))
+    with served(path) as model:
+        npt.assert_array_equal(vector(model, own), vector(model, "one"))
+        assert frame in str(refused(model, [others]))
+
+
+def test_ids_for_a_tokenizer_without_special_tokens_are_refused(tmp_path: Path) -> None:
+    path = make_folder(tmp_path / "bare", modules=[POOLING])
+    tokenizer = make_tokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])
+    tokenizer.save(str(path / "tokenizer.json"))
+    with served(path) as model:
+        error = refused(model, [[6, 7]])
+    assert error.fault is Fault.TOKEN_ID
+    assert "check_embedding_ctx_length=False" in str(error)
+    assert "parameters: {token_ids: accept}" in str(error)
+
+
+def test_ids_are_taken_as_they_are_where_the_configuration_says_so(tmp_path: Path) -> None:
+    path = make_folder(tmp_path / "set", modules=[POOLING])
+    (path / "config.yaml").write_text(f"{YAML}parameters: {{token_ids: accept}}\n")
+    with served(path) as model:
+        npt.assert_allclose(vector(model, [6, 7]), hidden([6, 7]).mean(0), rtol=1e-5)
+        assert refused(model, [[6, VOCABULARY]]).fault is Fault.TOKEN_ID
 
 
 # --- the table of models ---------------------------------------------------------------------------------------------

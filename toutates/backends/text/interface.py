@@ -56,8 +56,8 @@ Float32 = npt.NDArray[np.float32]
 #: millisecond of work mostly, and 8 ms at worst, of words that are as long as a tokenizer takes them and not known.
 MOST_CHARACTERS_HERE: Final = 1_024
 
-#: A text: a string; two strings, for models that read pairs, the query first; or ids of tokens, which are computed as
-#: they are: no prompt and no special tokens are put around them.
+#: A text: a string; two strings, for models that read pairs, the query first; or ids of tokens, with the special ones
+#: around them, as the model's tokenizer makes them: they are computed as they are, and no prompt is put before them.
 Text = str | tuple[str, str] | Sequence[int]
 
 
@@ -104,7 +104,7 @@ class Fault(Enum):
     EMPTY = "empty"
     #: a string that is no valid Unicode, such as a lone surrogate, or bytes that are no UTF-8
     UNICODE = "unicode"
-    #: an id that the vocabulary does not have
+    #: an id that the vocabulary does not have, or ids that are not of the model's own tokenizer
     TOKEN_ID = "token_id"
     #: a prompt that the model does not have, or a prompt for ids of tokens
     PROMPT = "prompt"

@@ -23,7 +23,7 @@ from toutates.backends.text.queue import TextQueue
 from toutates.backends.text.reading import Reader
 from toutates.backends.text.servable import TextServable
 from toutates.backends.text.steps import POOLING_MODES, Normalize, Pooling
-from toutates.backends.text.tokenizing import WordTokenizer, load_tokenizer
+from toutates.backends.text.tokenizing import NO_FRAME, WordTokenizer, load_tokenizer
 from toutates.backends.text.trying import probe_texts, try_texts
 from toutates.engine.budget import Keys
 from toutates.engine.lengths import Buckets
@@ -217,7 +217,9 @@ class TextKind:
         computing = Computing(folder, encoder, skip_ids)
         if poison is not None:
             search_computing(computing, model, poison)
-        reader = Reader(tokenizer, vocabulary, lower=folder.lower, takes_empty=not encoder.pads)
+        accepts_ids = source.text("token_ids", "own", among=_TOKEN_IDS) == "accept"
+        frame = None if accepts_ids else tokenizer.frame if folder.special else NO_FRAME
+        reader = Reader(tokenizer, vocabulary, lower=folder.lower, takes_empty=not encoder.pads, frame=frame)
         limit = source.integer("max_tokens", folder.max_tokens, 1, folder.max_tokens)
         default_tokens = _SPARSE_TOKENS if folder.form is VectorForm.SPARSE else _BATCH_TOKENS
         batch_tokens = source.integer("max_batch_tokens", default_tokens, 1, 2**24)
@@ -325,7 +327,9 @@ def _signature(info: TextInfo, configuration: VersionConfiguration) -> Signature
     return signature
 
 
-_KEYS: Final = ("max_tokens", "max_batch_tokens", "truncate", "default_prompt", "pooling", "normalize")
+_KEYS: Final = ("max_tokens", "max_batch_tokens", "truncate", "default_prompt", "pooling", "normalize", "token_ids")
+#: Which ids of tokens are taken in place of a text: those with the frame of the model's own tokenizer, or any.
+_TOKEN_IDS: Final = ("own", "accept")
 
 
 def _with_parameters(folder: TextFolder, source: Source) -> TextFolder:

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from toutates.backends.text.interface import Fault, TextError
-from toutates.backends.text.tokenizing import WordTokenizer, check_unicode
+from toutates.backends.text.tokenizing import NO_FRAME, Frame, WordTokenizer, check_unicode
 from toutates.backends.text.work import Row, Settled, TextRequest
 
 __all__ = ["ReadTexts", "Reader", "Slice"]
@@ -52,16 +52,20 @@ class Reader:
         vocabulary: ids of tokens are below it.
         lower: whether texts are put into lower case first.
         takes_empty: whether a text without a token has a vector.
+        frame: what texts that come as ids have to have around them; None where any ids are taken as they are.
 
     Attributes:
         lower: as given.
     """
 
-    def __init__(self, tokenizer: WordTokenizer, vocabulary: int, *, lower: bool, takes_empty: bool) -> None:
+    def __init__(
+        self, tokenizer: WordTokenizer, vocabulary: int, *, lower: bool, takes_empty: bool, frame: Frame | None
+    ) -> None:
         self._tokenizer = tokenizer
         self._vocabulary = vocabulary
         self.lower = lower
         self._takes_empty = takes_empty
+        self._frame = frame
 
     def read(self, slices: Sequence[Slice]) -> ReadTexts:
         """Read texts of some requests. Never raises for a text's sake."""
@@ -141,9 +145,12 @@ class Reader:
             raise TextError("a prompt cannot be put before ids of tokens; send the text", Fault.PROMPT)
         ids = [int(one) for one in row.ids]
         self._tokenizer.check_ids(ids, self._vocabulary)
+        frame = self._frame
+        if frame is not None and ids:
+            frame.check(ids)
         if len(ids) > settled.limit:
             self._check_length(len(ids), settled)
-            ids = ids[-settled.limit :] if settled.left else ids[: settled.limit]
+            ids = (frame or NO_FRAME).cut(ids, settled.limit, left=settled.left)
             done.cut += 1
         row.ids = ids
         self._add(row, done)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +20,7 @@ from toutates.system.text import one_line
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
 
-__all__ = ["Tokens", "WordTokenizer", "load_tokenizer"]
+__all__ = ["NO_FRAME", "Frame", "Tokens", "WordTokenizer", "load_tokenizer"]
 
 #: Characters of a text that are read at first for each token that may be left of it.
 _CHARACTERS_PER_TOKEN: Final = 16
@@ -28,6 +29,61 @@ _SHORT_CHARACTERS: Final = 8_192
 
 #: The tokens of a text, and of which segment each is; None where all are of the first.
 Tokens = tuple[list[int], list[int] | None]
+
+#: What to do in place of sending ids: LangChain's clients of OpenAI's API send those of OpenAI's tokenizer by default.
+_SEND_TEXT: Final = "send the text itself (LangChain's OpenAIEmbeddings does so with check_embedding_ctx_length=False)"
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The special tokens that a tokenizer puts around every text, by which ids of its own are told from others'.
+
+    Attributes:
+        before, behind: how many there are.
+        first, last: the outermost, as an id and its string; None where there is none on that side.
+    """
+
+    before: int = 0
+    behind: int = 0
+    first: tuple[int, str] | None = None
+    last: tuple[int, str] | None = None
+
+    def check(self, ids: Sequence[int]) -> None:
+        """Refuse ids that are no text as the tokenizer reads it: those of another tokenizer mean other words here.
+
+        Raises:
+            TextError: they lack the frame, or there is none to tell them by.
+        """
+        first, last = self.first, self.last
+        if first is None and last is None:
+            raise TextError(
+                "this model's tokenizer puts no special tokens around a text, so its ids cannot be told from those of "
+                f"another tokenizer: {_SEND_TEXT}, or have the model configured with parameters: {{token_ids: accept}}",
+                Fault.TOKEN_ID,
+            )
+        if (
+            len(ids) < self.before + self.behind
+            or (first is not None and ids[0] != first[0])
+            or (last is not None and ids[-1] != last[0])
+        ):
+            ends = [
+                f"{verb} with {end[0]} ({end[1]})" for verb, end in (("begin", first), ("end", last)) if end is not None
+            ]
+            raise TextError(
+                f"the token ids are not of this model's own tokenizer, whose ids {' and '.join(ends)}: {_SEND_TEXT}",
+                Fault.TOKEN_ID,
+            )
+
+    def cut(self, ids: Sequence[int], limit: int, *, left: bool) -> list[int]:
+        """Ids cut to a limit within their frame; ``left`` cuts off the beginning."""
+        end = len(ids) - self.behind
+        room = max(0, limit - self.before - self.behind)
+        kept = ids[max(self.before, end - room) : end] if left else ids[self.before : min(self.before + room, end)]
+        return [*ids[: self.before], *kept, *ids[end:]]
+
+
+#: Of texts without special tokens.
+NO_FRAME: Final = Frame()
 
 
 def load_tokenizer(directory: Path) -> WordTokenizer:
@@ -80,11 +136,9 @@ class WordTokenizer:
         self.vocabulary = max(self.vocabulary, max(known, default=-1) + 1)
         self._special_single: int = tokenizer.num_special_tokens_to_add(False)
         self._special_pair: int = tokenizer.num_special_tokens_to_add(True)
-        special = tokenizer.encode("a").special_tokens_mask
-        #: special tokens before a text and after it; and whether that is where all of them are
-        self._before = next((at for at, one in enumerate(special) if not one), 0)
-        self._after = next((at for at, one in enumerate(reversed(special)) if not one), 0)
-        self._wraps = self._before + self._after == self._special_single
+        #: special tokens before a text and behind it; and whether that is where all of them are
+        self.frame = _frame_of(tokenizer.encode("a"))
+        self._wraps = self.frame.before + self.frame.behind == self._special_single
 
     # --- for APIs ----------------------------------------------------------------------------------------------------
 
@@ -123,7 +177,7 @@ class WordTokenizer:
             wrong = next(one for one in ids if not 0 <= one < vocabulary)
             raise TextError(
                 f"the token id {wrong} is not in the model's vocabulary, whose ids are from 0 to {vocabulary - 1}; "
-                "they are ids of this model's own tokenizer",
+                f"it is one of another tokenizer: {_SEND_TEXT}",
                 Fault.TOKEN_ID,
                 limit=vocabulary,
             )
@@ -192,11 +246,9 @@ class WordTokenizer:
         side = "left" if left else "right"
         if isinstance(text, str):
             room = max(0, limit - (self._special_single if special else 0))
-            before, after = (self._before, len(read) - self._after) if special else (0, len(read))
             # Of a text that was not read to its end, the end is not known.
             if (self._wraps or not special) and (not left or _characters(text) <= _most_characters(limit)):
-                kept = read[before:after][-room:] if left and room else read[before : before + room]
-                return [*read[:before], *kept, *read[after:]], None
+                return (self.frame if special else NO_FRAME).cut(read, limit, left=left), None
             first = self._part(text, room, left)
             first.truncate(room, 0, side)
             second = None
@@ -225,6 +277,14 @@ class WordTokenizer:
             return self._tokenizer.encode_batch_fast(texts, add_special_tokens=special)
         except Exception as error:
             raise _failed(error) from error
+
+
+def _frame_of(found: Encoding) -> Frame:
+    """The frame of a text of which these are the tokens."""
+    ids, tokens, special = found.ids, found.tokens, found.special_tokens_mask
+    before = next((at for at, one in enumerate(special) if not one), 0)
+    behind = next((at for at, one in enumerate(reversed(special)) if not one), 0)
+    return Frame(before, behind, (ids[0], tokens[0]) if before else None, (ids[-1], tokens[-1]) if behind else None)
 
 
 def check_unicode(text: str) -> None:
