@@ -14,7 +14,7 @@ import trio
 from tests.ports import dead_port
 from toutates.command.probe import probe
 from toutates.h2grpc import Call, Limits, Method, Status, method_table
-from toutates.net import GrpcService, Worker
+from toutates.net import GrpcService, Listening, Worker
 from toutates.protocol.health_pb2 import HealthCheckResponse
 from toutates.system.address import Address
 
@@ -31,10 +31,10 @@ def address_of(sock: socket.socket) -> Address:
 def worker_with(*methods: Method) -> Iterator[Address]:
     """A worker of ours in a thread, for the length of a block."""
     worker = Worker("worker", Limits())
-    worker.service = GrpcService(worker, method_table(list(methods)))
+    service = GrpcService(worker, method_table(list(methods)))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
-        thread = threading.Thread(target=trio.run, args=(worker.run, listener))
+        thread = threading.Thread(target=trio.run, args=(worker.run, Listening(listener, service)))
         thread.start()
         try:
             yield address_of(listener)

@@ -68,17 +68,6 @@ EFFECTS: Final[list[tuple[str, str, object]]] = [
     ("--log-format=ISO8601", "log_format", "ISO8601"),
     ("--backend-config=onnxruntime,intra_op_thread_count=2", "ort_intra_threads", 2),
     ("--backend-config=onnxruntime,inter_op_thread_count=2", "ort_inter_threads", 2),
-    (
-        "--grpc-use-ssl=true --grpc-server-cert=c --grpc-server-key=k",
-        "tls",
-        TlsFiles(Path("c"), Path("k")),
-    ),
-    (
-        "--grpc-use-ssl-mutual=true --grpc-server-cert=c --grpc-server-key=k --grpc-root-cert=r",
-        "tls",
-        TlsFiles(Path("c"), Path("k"), Path("r")),
-    ),
-    ("--grpc-use-ssl-mutual=false --grpc-server-cert=c --grpc-server-key=k", "tls", TlsFiles(Path("c"), Path("k"))),
 ]
 
 #: Flags that ask for what is done anyway.
@@ -201,6 +190,46 @@ def test_a_flag_changes_its_option_and_no_other(flags: str, name: str, value: ob
     assert changed(parse(flags), parse()) == {name: value}
     # "--flag value" is the same as "--flag=value", and the command need not be named.
     assert parse(flags.replace("=", " ", flags.count("--")) if "," not in flags else flags, command=()) == parse(flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "client_ca"),
+    [
+        ("--grpc-use-ssl=true --grpc-server-cert=c --grpc-server-key=k", None),
+        ("--grpc-use-ssl-mutual=true --grpc-server-cert=c --grpc-server-key=k --grpc-root-cert=r", Path("r")),
+        ("--grpc-use-ssl-mutual=false --grpc-server-cert=c --grpc-server-key=k", None),
+    ],
+)
+def test_tritons_certificate_is_for_grpc_alone_and_a_warning_names_what_is_in_clear(
+    flags: str, client_ca: Path | None
+) -> None:
+    options = parse(flags)
+    assert changed(options, parse()).keys() == {"tls", "warnings"}
+    assert options.tls == TlsFiles(Path("c"), Path("k"), client_ca, for_rest=False)
+    [warning] = options.warnings
+    assert warning.startswith(
+        "--grpc-use-ssl is for gRPC alone, as with Triton: --http-addr 0.0.0.0:8000 speaks no TLS; --tls-cert and "
+    )
+    assert parse(f"{flags} --allow-http=false").warnings == ()
+    [warning] = parse(f"{flags} --torchserve-api").warnings
+    assert "--http-addr 0.0.0.0:8000 and --torchserve-management-addr 127.0.0.1:8081 speak no TLS" in warning
+
+
+@pytest.mark.parametrize(
+    ("flags", "ports"),
+    [
+        ("", "--grpc-addr 0.0.0.0:8001, --http-addr 0.0.0.0:8000 and --metrics-addr 0.0.0.0:9090"),
+        ("--tls-cert=c --tls-key=k", "--metrics-addr 0.0.0.0:9090"),
+        ("--tls-cert=c --tls-key=k --metrics-tls=true", ""),
+        ("--grpc-use-ssl=1 --grpc-server-cert=c --grpc-server-key=k --allow-metrics=0", "--http-addr 0.0.0.0:8000"),
+        ("--grpc-addr=127.0.0.1:1 --http-addr=[::1]:2 --metrics-addr=localhost:3", ""),
+    ],
+)
+def test_keys_and_tokens_in_clear_are_a_warning_that_names_the_ports(flags: str, ports: str) -> None:
+    warnings = [one for one in parse(f"{flags} --access-file=a").warnings if one.startswith("--access-file")]
+    assert bool(warnings) is bool(ports)
+    for warning in warnings:
+        assert warning.startswith(f"--access-file: keys and tokens come in clear to {ports}, unless a proxy before ")
 
 
 @pytest.mark.parametrize("flags", HARMLESS)

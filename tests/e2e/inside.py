@@ -21,7 +21,6 @@ from toutates.engine.supertensor import SuperTensor
 from toutates.models.manager import ModelManager
 from toutates.models.table import ServedVersion
 from toutates.net import GrpcService, Worker
-from toutates.net.first_bytes import ByFirstBytes
 from toutates.server import server as server_module
 from toutates.server.options import Options
 from toutates.server.server import Server
@@ -52,9 +51,7 @@ class Inside:
     @staticmethod
     def grpc(worker: Worker) -> GrpcService:
         """What serves gRPC on a worker."""
-        assert isinstance(worker.service, ByFirstBytes)
-        assert isinstance(worker.service.http2, GrpcService)
-        return worker.service.http2
+        return next(service for service in worker.services if isinstance(service, GrpcService))
 
     def version(self, model: str) -> ServedVersion:
         """The newest version of a model."""

@@ -9,6 +9,7 @@ import signal
 import socket
 import ssl
 import threading
+import urllib.request
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -316,6 +317,50 @@ def test_plaintext_http_1_gets_a_text(secure: ServerProcess) -> None:
         answer = b"".join(iter(lambda: sock.recv(65_536), b""))
     assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
     assert b"speaks TLS" in answer
+
+
+# --- gRPC alone
+
+
+def test_tritons_flags_encrypt_grpc_alone_and_grpc_is_refused_in_clear(repository: Path, tmp_path: Path) -> None:
+    files = issue(tmp_path)
+    triton_flags = ["--grpc-use-ssl=true", f"--grpc-server-cert={files.cert}", f"--grpc-server-key={files.key}"]
+    ports = [f"--{name}=127.0.0.1:0" for name in ("http-addr", "metrics-addr", "torchserve-management-addr")]
+    with running(
+        repository, tmp_path, [*MODELS, *triton_flags, *ports, "--torchserve-api", "--processes=2"]
+    ) as process:
+        assert "--grpc-use-ssl is for gRPC alone" in process.log
+        with client_of(process, files) as client:
+            assert np.array_equal(infer(client, rows(4)), -rows(4))
+        refused(process, None)
+        for port, path in (
+            (process.rest_port, "/v2/health/live"),
+            (process.rest_port, "/ping"),
+            (process.management_port, "/models"),
+            (process.http_port, "/metrics"),
+        ):
+            assert get(port, path) == 200
+        for port in (process.rest_port, process.management_port):
+            plain = ServerProcess(process.process, port, process.log_path)
+            with client_of(plain, None) as client, pytest.raises(triton.InferenceServerException) as caught:
+                client.is_server_live(client_timeout=SECONDS)
+            assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
+            assert "gRPC is served with TLS alone, on the port of --grpc-addr" in str(caught.value.message())
+            assert "HANDSHAKE_FAILURE" in refused(plain, files)
+        serial = serial_number(process)
+        put(issue(tmp_path, "new"), files)
+        reload_tls(process)
+        new_serial_number(process, {serial})
+        assert get(process.rest_port, "/v2/health/live") == 200
+        assert process.stop() == 0
+        assert "Traceback" not in process.log
+
+
+def get(port: int, path: str) -> int:
+    """The status of an answer in clear."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=SECONDS) as answer:
+        status: int = answer.status
+    return status
 
 
 # --- new certificates

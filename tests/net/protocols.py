@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import trio
-
 from toutates.http1 import Head, Refused
 from toutates.net import GrpcService, Worker
 from toutates.net.connection import Connection, Service
@@ -218,20 +216,12 @@ class ByFirstBytes(Service):
         self.grpc, self.lines = grpc, LineService(worker)
         self.handler = EchoHandler()
         self.http = HttpService(worker, self.handler)
-        self._all: tuple[Service, ...] = (self.grpc, self.lines, self.http)
+        self.parts = (self.grpc, self.lines, self.http)
 
     def choose(self, start: bytes) -> Service:
         if start.startswith(b"PRI "):
             return self.grpc
         return self.http if re.match(rb"[A-Z]+ /", start) else self.lines
-
-    def start(self, nursery: trio.Nursery) -> None:
-        for service in self._all:
-            service.start(nursery)
-
-    def stop(self) -> None:
-        for service in self._all:
-            service.stop()
 
     def connect(self) -> Connection:
         return Undecided(self._worker, self)

@@ -34,7 +34,7 @@ from tests.h2grpc.support import (
 )
 from tests.waiting import PATIENCE_S, wait_until
 from toutates.h2grpc import Call, GrpcError, Limits, Method, Status, method_table
-from toutates.net import GrpcService, ServerStream, Worker
+from toutates.net import GrpcService, Listening, ServerStream, Worker
 from toutates.net.connection import Service
 
 T = TypeVar("T")
@@ -53,6 +53,7 @@ class Running:
 
     Attributes:
         service: what answers its gRPC connections.
+        top: what answers the connections of its port.
         held: calls of ``/test.Echo/Hold``, which nobody answers; their messages are in ``context``.
         cut_off: what ``Worker.run`` returned, once stopped.
     """
@@ -83,7 +84,7 @@ class Running:
             ]
         )
         self.service = GrpcService(self.worker, methods, response_encoding)
-        self.worker.service = serve(self.worker, self.service)
+        self.top = serve(self.worker, self.service)
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=1_024)
         self.listener.setblocking(False)
         self.port: int = self.listener.getsockname()[1]
@@ -94,7 +95,7 @@ class Running:
 
     def _run(self) -> None:
         try:
-            self.cut_off = trio.run(self.worker.run, self.listener)
+            self.cut_off = trio.run(self.worker.run, Listening(self.listener, self.top))
         except BaseException as error:
             self.error = error
 

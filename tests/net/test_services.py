@@ -71,7 +71,7 @@ def answer(body: bytes, *, last: bool = False) -> bytes:
 
 def lines_of(server: Running) -> list[LineConnection]:
     """Lines that the test is to answer."""
-    return cast(ByFirstBytes, server.worker.service).lines.held
+    return cast(ByFirstBytes, server.top).lines.held
 
 
 def links(server: Running) -> list[Transport]:

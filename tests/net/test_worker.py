@@ -44,7 +44,7 @@ from tests.net.running import HOLD, HOUR_S, WIDE, RawClient, Running, running
 from tests.waiting import PATIENCE_S, wait_until
 from toutates.h2grpc import Call, GrpcError, Limits, Method, Status, method_table
 from toutates.h2grpc.stream import NEVER
-from toutates.net import GrpcService, ServerStream, Worker
+from toutates.net import GrpcService, Listening, ServerStream, Worker
 from toutates.net.worker import LINGER_S, MOST_INLINE_NS
 from toutates.system.inline_time import INLINE_TIME, NO_BOUND_NS
 
@@ -502,9 +502,9 @@ def test_accepting_pauses_when_there_are_no_file_descriptors(
 
         def swap() -> None:
             acceptor = server.worker.acceptor
-            _, (old, service) = acceptor.listeners.popitem()
-            acceptor.epoll.unregister(old.fileno())
-            acceptor.listen(Listener(fileno=old.detach()), service)
+            _, old = acceptor.listeners.popitem()
+            acceptor.epoll.unregister(old.socket.fileno())
+            acceptor.listen(Listening(Listener(fileno=old.socket.detach()), old.service))
 
         server.call(swap)
         with server.client() as other:
@@ -643,13 +643,13 @@ def test_drain_sends_a_large_answer_to_a_slow_reader_whole(monkeypatch: pytest.M
 def test_drain_may_be_asked_for_by_a_task_while_the_worker_sleeps() -> None:
     async def main() -> int:
         worker = Worker("test", Limits())
-        worker.service = GrpcService(worker, {})
+        service = GrpcService(worker, {})
         listener = socket.create_server(("127.0.0.1", 0))
         listener.setblocking(False)
         results: list[int] = []
 
         async def run() -> None:
-            results.append(await worker.run(listener))
+            results.append(await worker.run(Listening(listener, service)))
 
         with trio.fail_after(PATIENCE_S):
             async with trio.open_nursery() as nursery:
@@ -681,7 +681,7 @@ def test_cancelled_worker_closes_everything() -> None:
 
     worker = Worker("test", Limits())
     methods = [Method("/test.Echo/Stream", stream=stream_handler), Method("/test.Echo/Unary", unary=hold)]
-    worker.service = GrpcService(worker, method_table(methods))
+    service = GrpcService(worker, method_table(methods))
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
     port = listener.getsockname()[1]
@@ -689,7 +689,7 @@ def test_cancelled_worker_closes_everything() -> None:
     async def main() -> None:
         with trio.fail_after(PATIENCE_S):
             async with trio.open_nursery() as nursery:
-                await nursery.start(worker.run, listener)
+                await nursery.start(worker.run, Listening(listener, service))
                 client = await trio.open_tcp_stream("127.0.0.1", port)
                 await client.send_all(OPENING + headers(1, STREAM_BLOCK) + unary(3))
                 await streaming.wait()

@@ -19,7 +19,7 @@ def tensor(name: str, datatype: str, *shape: int, optional: bool = False) -> Ten
 
 def records(*inputs: TensorSpec, batched: bool = True, model: str = "m", tls: bool = False) -> tuple[str, str]:
     signature = Signature(inputs, (tensor("y", "FP32", 2),), batched)
-    [record] = client_records(model, signature, GRPC, REST, tls=tls)
+    [record] = client_records(model, signature, GRPC, REST, grpc_tls=tls, rest_tls=tls)
     ast.parse(str(record["python"]))
     return str(record["python"]), str(record["curl"])
 

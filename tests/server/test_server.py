@@ -194,9 +194,9 @@ def test_a_worker_that_fails_ends_the_server_with_a_failure(
     repository: Path, workers: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Failing(Worker):
-        async def run(self, listener: socket.socket, *others: Any, **more: Any) -> int:
+        async def run(self, *listenings: Any, **more: Any) -> int:
             if self.name != "worker-0":
-                return await super().run(listener, *others, **more)
+                return await super().run(*listenings, **more)
             raise RuntimeError("a bug")
 
     monkeypatch.setattr(workers_module, "Worker", Failing)

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from toutates.api.rest.handler import RestSettings
@@ -15,10 +14,11 @@ from toutates.api.text.handler import TextSettings
 from toutates.api.text.proxy import read_proxy_settings
 from toutates.command.flags import FLAGS, LIMIT, LIMITS
 from toutates.command.settings import Settings
+from toutates.command.tls_options import plain_ways, tls_files
 from toutates.h2grpc import Limits
 from toutates.infer.tracing.configuration import read_trace_options
 from toutates.repositories.specification import Specification, read_specifications
-from toutates.server.options import Options, TlsFiles, TorchServeOptions
+from toutates.server.options import Options, TorchServeOptions
 from toutates.system.errors import ConfigurationError
 
 __all__ = ["make_options", "repositories"]
@@ -51,7 +51,7 @@ def make_options(settings: Settings) -> Options:
                 "max_buffered_bytes": settings[LIMIT + "server_buffer"],
                 "limits": _limits(settings),
                 "restricted_protocols": parse_restrictions(settings["grpc-restricted-protocol"]),
-                "tls": _tls(settings["tls-cert"], settings["tls-key"], settings["tls-client-ca"]),
+                "tls": tls_files(settings),
                 "torchserve": _torchserve(settings),
                 "text": TextSettings(read_proxy_settings(os.environ)),
                 "tracing": read_trace_options(
@@ -61,7 +61,7 @@ def make_options(settings: Settings) -> Options:
                     rate=settings["trace-rate"],
                     count=settings["trace-count"],
                 ),
-                "warnings": (*settings.warnings, *_open_ways(settings)),
+                "warnings": (*settings.warnings, *_open_ways(settings), *plain_ways(settings, tls_files(settings))),
             }
         )
     except ConfigurationError as error:
@@ -186,20 +186,3 @@ def _open_ways(settings: Settings) -> list[str]:
 
 def _inference_in(groups: Iterable[tuple[RestrictedProtocol, ...]]) -> bool:
     return any("inference" in one.protocols for group in groups for one in group)
-
-
-def _tls(cert: str | None, key: str | None, client_ca: str | None) -> TlsFiles | None:
-    given = {"--tls-cert": cert, "--tls-key": key, "--tls-client-ca": client_ca}
-    needed = {"--tls-cert": "the server's certificate", "--tls-key": "the certificate's private key"}
-    missing = [flag for flag in needed if given[flag] is None]
-    if not any(given.values()) and len(missing) == len(needed):
-        return None
-    if missing:
-        flag = next(flag for flag, value in given.items() if value is not None)
-        remedy = " and ".join(f"{name} FILE, {needed[name]}" for name in missing)
-        raise ConfigurationError(
-            f"needs {' and '.join(missing)} too", key=flag, value=given[flag], remedy="add " + remedy
-        )
-    assert cert is not None
-    assert key is not None
-    return TlsFiles(Path(cert), Path(key), None if client_ca is None else Path(client_ca))

@@ -151,9 +151,13 @@ _ROWS: Final = (
         setting="grpc-compression",
         read=_compression,
     ),
-    TritonFlag("grpc-use-ssl", "serves TLS with the files below, which it needs", read=boolean),
     TritonFlag(
-        "grpc-use-ssl-mutual", "serves TLS to clients with a certificate of `--tls-client-ca` alone", read=boolean
+        "grpc-use-ssl",
+        "serves TLS on the port of gRPC, and there alone, with the files below, which it needs",
+        read=boolean,
+    ),
+    TritonFlag(
+        "grpc-use-ssl-mutual", "serves TLS there to clients with a certificate of `--tls-client-ca` alone", read=boolean
     ),
     TritonFlag("grpc-server-cert", "`--tls-cert`, if TLS is on"),
     TritonFlag("grpc-server-key", "`--tls-key`, if TLS is on"),

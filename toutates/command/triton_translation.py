@@ -17,10 +17,13 @@ from toutates.command.triton_flags import TRITON_FLAGS, TritonFlag, Verdict, eff
 from toutates.system.address import Address
 from toutates.system.errors import ConfigurationError
 
-__all__ = ["PROGRAM", "Translation", "defaults_of"]
+__all__ = ["GRPC_CERT", "PROGRAM", "Translation", "defaults_of"]
 
 #: Triton's command; started as this, the server has metrics where Triton has them.
 PROGRAM: Final = "tritonserver"
+
+#: The flag whose certificate is for gRPC alone.
+GRPC_CERT: Final = "--grpc-server-cert"
 
 _ANY_HOST: Final = "0.0.0.0"
 #: Addresses: what their flags are about, the setting, and Triton's port.

@@ -20,7 +20,16 @@ from toutates.h2grpc.events import (
 )
 from toutates.h2grpc.header_field import HeaderField
 from toutates.h2grpc.limits import Limits
-from toutates.h2grpc.method import Guard, HalfClose, MessageHandler, Method, StreamHandler, Variant, method_table
+from toutates.h2grpc.method import (
+    Guard,
+    HalfClose,
+    MessageHandler,
+    Method,
+    NoMethods,
+    StreamHandler,
+    Variant,
+    method_table,
+)
 from toutates.h2grpc.responder import Responder
 from toutates.h2grpc.status import CallRefused, GrpcError, LimitExceeded, Metadata, Status
 from toutates.h2grpc.stream import Buffer
@@ -43,6 +52,7 @@ __all__ = [
     "MessageReceived",
     "Metadata",
     "Method",
+    "NoMethods",
     "RequestEnded",
     "Responder",
     "ServerConnection",

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from toutates.h2grpc.header_field import HeaderField
 from toutates.h2grpc.status import GrpcError
 
-__all__ = ["Guard", "HalfClose", "MessageHandler", "Method", "StreamHandler", "Variant", "method_table"]
+__all__ = [
+    "Guard",
+    "HalfClose",
+    "MessageHandler",
+    "Method",
+    "NoMethods",
+    "StreamHandler",
+    "Variant",
+    "method_table",
+]
 
 #: Runs as a task of the driver, with what it makes of the call (``toutates.net.ServerStream``); returning ends the call
 #: with OK, raising GrpcError with that status.
@@ -60,6 +69,26 @@ class Method:
     def __post_init__(self) -> None:
         if [self.unary, self.stream, self.message].count(None) != 2:
             raise ValueError(f"{self.path}: give either a unary, a stream or a message handler")
+
+
+class NoMethods(Mapping[bytes, Method]):
+    """The table of a port that carries no calls: whatever is called is refused.
+
+    Args:
+        error: that ends each call.
+    """
+
+    def __init__(self, error: GrpcError) -> None:
+        self._method = Method("none", unary=lambda call: None, guard=lambda fields: error)
+
+    def __getitem__(self, path: bytes) -> Method:
+        return self._method
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
 
 
 def method_table(methods: Iterable[Method]) -> Mapping[bytes, Method]:

@@ -6,8 +6,8 @@ A gRPC service is a table of methods::
         call.reply(call.message)
 
     worker = Worker("worker-0", Limits())
-    worker.service = GrpcService(worker, method_table([Method("/test.Echo/Unary", unary=echo)]))
-    trio.run(worker.run, listening_socket)
+    service = GrpcService(worker, method_table([Method("/test.Echo/Unary", unary=echo)]))
+    trio.run(worker.run, Listening(listening_socket, service))
 
 Cleartext with prior knowledge, or TLS (``Worker.tls``). Services of other protocols have the interface of
 ``connection.Service``.
@@ -15,9 +15,10 @@ Cleartext with prior knowledge, or TLS (``Worker.tls``). Services of other proto
 
 from __future__ import annotations
 
+from toutates.net.accepting import Listening
 from toutates.net.grpc.service import GrpcService
 from toutates.net.grpc.streaming import ServerStream
 from toutates.net.tls import describe_tls_error, harden_tls
 from toutates.net.worker import Worker
 
-__all__ = ["GrpcService", "ServerStream", "Worker", "describe_tls_error", "harden_tls"]
+__all__ = ["GrpcService", "Listening", "ServerStream", "Worker", "describe_tls_error", "harden_tls"]

@@ -6,7 +6,7 @@ import errno
 import select
 import socket
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from toutates.h2grpc.stream import NEVER
 from toutates.net.connection import Service
@@ -14,7 +14,7 @@ from toutates.net.incidents import Incidents
 from toutates.net.schedule import Schedule
 from toutates.net.transport import EPOLLIN
 
-__all__ = ["Acceptor"]
+__all__ = ["Acceptor", "Listening"]
 
 #: How long accepting pauses when the process is out of file descriptors or memory.
 ACCEPT_PAUSE_NS: Final = 100_000_000
@@ -23,17 +23,31 @@ ACCEPT_OVERLOAD: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOME
 ACCEPTS_PER_ROUND: Final = 32
 
 
+class Listening(NamedTuple):
+    """A socket to accept connections from.
+
+    Attributes:
+        socket: bound, listening and non-blocking.
+        service: of its connections.
+        encrypted: whether they speak TLS, where the worker has a certificate.
+    """
+
+    socket: socket.socket
+    service: Service
+    encrypted: bool = True
+
+
 class Acceptor:
     """Takes connections from a worker's listeners.
 
     Args:
         epoll: watches the listeners.
         schedule, incidents: of the worker.
-        take: takes a socket that was accepted, its peer's address as text, the time, and the service of its listener;
-            raises nothing.
+        take: takes a socket that was accepted, its peer's address as text, the time, and where it comes from; raises
+            nothing.
 
     Attributes:
-        listeners: by file descriptor, each with the service of its connections.
+        listeners: by file descriptor.
     """
 
     def __init__(
@@ -41,25 +55,26 @@ class Acceptor:
         epoll: select.epoll,
         schedule: Schedule,
         incidents: Incidents,
-        take: Callable[[socket.socket, str, int, Service], None],
+        take: Callable[[socket.socket, str, int, Listening], None],
     ) -> None:
         self.epoll = epoll
         self._schedule = schedule
         self._incidents = incidents
         self._take = take
-        self.listeners: dict[int, tuple[socket.socket, Service]] = {}
+        self.listeners: dict[int, Listening] = {}
         self._again_ns = NEVER
 
-    def listen(self, listener: socket.socket, service: Service) -> None:
-        """Accept from a bound and listening non-blocking socket, for ``service``."""
-        self.listeners[listener.fileno()] = listener, service
-        self.epoll.register(listener.fileno(), EPOLLIN)
+    def listen(self, listening: Listening) -> None:
+        """Accept connections from now on."""
+        fd = listening.socket.fileno()
+        self.epoll.register(fd, EPOLLIN)
+        self.listeners[fd] = listening
 
     def stop(self) -> None:
         """Close the listeners."""
         while self.listeners:
-            _, (listener, _) = self.listeners.popitem()
-            listener.close()  # which takes it out of the epoll too
+            _, listening = self.listeners.popitem()
+            listening.socket.close()  # which takes it out of the epoll too
         self._again_ns = NEVER
 
     def tick(self, now_ns: int) -> None:
@@ -72,10 +87,10 @@ class Acceptor:
 
     def accept(self, fd: int, now_ns: int) -> None:
         """Take the connections of a listener that are there, ACCEPTS_PER_ROUND of them."""
-        listener, service = self.listeners[fd]
+        listening = self.listeners[fd]
         for _ in range(ACCEPTS_PER_ROUND):
             try:
-                sock, address = listener.accept()
+                sock, address = listening.socket.accept()
             except BlockingIOError:
                 return
             except OSError as error:
@@ -85,7 +100,7 @@ class Acceptor:
                     self._pause(now_ns)
                     return
                 continue  # the peer gave up before we came (ECONNABORTED and the like)
-            self._take(sock, f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "unix", now_ns, service)
+            self._take(sock, f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "unix", now_ns, listening)
 
     def _pause(self, now_ns: int) -> None:
         """Accept nothing for a while."""

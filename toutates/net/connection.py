@@ -215,8 +215,12 @@ class Service(Protocol):
     connection, and nothing else.
     """
 
+    #: the services that it hands connections to
+    parts: Sequence[Service] = ()
+
     def start(self, nursery: trio.Nursery) -> None:
-        """Called once, before the first connection; tasks of handlers run in ``nursery``."""
+        """Called once, after those of its parts and before the first connection; tasks of handlers run in
+        ``nursery``."""
         return
 
     def stop(self) -> None:

@@ -6,8 +6,6 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-import trio
-
 from toutates.h2grpc.frames import PREFACE
 from toutates.h2grpc.stream import Buffer
 from toutates.net.connection import Connection, Service
@@ -30,16 +28,7 @@ class ByFirstBytes(Service):
     def __init__(self, http2: Service, http1: Service) -> None:
         self.http2 = http2
         self.http1 = http1
-
-    def start(self, nursery: trio.Nursery) -> None:
-        """Start both."""
-        self.http2.start(nursery)
-        self.http1.start(nursery)
-
-    def stop(self) -> None:
-        """Stop both."""
-        self.http1.stop()
-        self.http2.stop()
+        self.parts = (http2, http1)
 
     def connect(self) -> Connection:
         """A connection for a socket that was accepted."""

@@ -36,7 +36,7 @@ import trio
 from toutates.h2grpc.limits import Limits
 from toutates.h2grpc.message_memory import POOL_BYTES, MemoryPool
 from toutates.h2grpc.stream import NEVER
-from toutates.net.accepting import Acceptor
+from toutates.net.accepting import Acceptor, Listening
 from toutates.net.call_deadlines import CallDeadlines
 from toutates.net.closing import Closing
 from toutates.net.connection import Exchange, Service
@@ -89,10 +89,9 @@ class Worker:
         buffer_bytes: what connections may hold for slow peers, together; None for as much as they like.
 
     Attributes:
-        service: what new connections are for, and what has the services of other listeners as its parts. Set before
-            ``run``, because a service knows its worker.
-        tls: what new connections shake hands with, this worker's alone; None is plaintext. Set before ``run``, later by
-            ``use_tls``.
+        services: those of its connections, which it has started.
+        tls: what new connections of encrypted listeners shake hands with, this worker's alone; None is plaintext. Set
+            before ``run``, later by ``use_tls``.
         now_ns: the time of the current round, monotonic nanoseconds.
         call_soon: runs a callback on the worker's thread, soon and in order. The one member that any thread may call.
             Does nothing visible once ``run`` has ended.
@@ -118,7 +117,7 @@ class Worker:
         buffer_bytes: int | None = None,
     ) -> None:
         self.name = name
-        self.service: Service
+        self.services: dict[Service, None] = {}
         self.tls: ssl.SSLContext | None = None
         self.now_ns = time.monotonic_ns()
         self.traffic = Traffic()
@@ -276,15 +275,13 @@ class Worker:
 
     async def run(
         self,
-        listener: socket.socket,
-        *others: tuple[socket.socket, Service],
+        *listenings: Listening,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> int:
-        """Serve ``listener``, a bound and listening non-blocking socket, until a drain is complete.
+        """Serve until a drain is complete.
 
         Args:
-            listener: for connections of ``service``.
-            others: more such sockets, each with the service of its connections, which ``service`` starts and stops.
+            listenings: where connections come from.
             task_status: told when the worker listens.
 
         Returns:
@@ -295,9 +292,9 @@ class Worker:
         self._mailbox.open(self._epoll)
         try:
             async with trio.open_nursery() as nursery:
-                self.service.start(nursery)
-                for sock, service in ((listener, self.service), *others):
-                    self.acceptor.listen(sock, service)
+                for listening in listenings:
+                    self._start(listening.service, nursery)
+                    self.acceptor.listen(listening)
                 nursery.start_soon(self._keep_house)
                 task_status.started()
                 while not self.closing.draining or self.transports.open:
@@ -312,6 +309,14 @@ class Worker:
             self._close_everything()
         return self.closing.cut_off_calls
 
+    def _start(self, service: Service, nursery: trio.Nursery) -> None:
+        """Start a service and its parts, each once."""
+        if service not in self.services:
+            self.services[service] = None
+            for part in service.parts:
+                self._start(part, nursery)
+            service.start(nursery)
+
     def _make_parts(self) -> None:
         # A copy of the worker's own, down to the numbers, for the reason that ``Wire`` has.
         self.limits = pickle.loads(pickle.dumps(self.limits))
@@ -324,12 +329,12 @@ class Worker:
         self.visits = Visits(self.housekeeper, self.closing, incidents)
         self.acceptor = Acceptor(self._epoll, schedule, incidents, self._take)
 
-    def _take(self, sock: socket.socket, peer: str, now_ns: int, service: Service) -> None:
+    def _take(self, sock: socket.socket, peer: str, now_ns: int, listening: Listening) -> None:
         """Make a connection for a socket that was accepted."""
         transports = self.transports
         try:
             try:
-                transport = self._make_transport(sock, peer, now_ns, service)
+                transport = self._make_transport(sock, peer, now_ns, listening)
             except OSError as error:
                 self.incidents.not_taken(peer, str(error.strerror))
                 sock.close()
@@ -347,9 +352,9 @@ class Worker:
                 sock.close()
                 self.incidents.bug("connection that was to be taken", error)
 
-    def _make_transport(self, sock: socket.socket, peer: str, now_ns: int, service: Service) -> Transport:
-        limits = self.limits
-        if self.tls is None:
+    def _make_transport(self, sock: socket.socket, peer: str, now_ns: int, listening: Listening) -> Transport:
+        limits, service = self.limits, listening.service
+        if self.tls is None or not listening.encrypted:
             return Transport(sock, service, peer, self._epoll, limits.max_unsent_bytes, now_ns)
         engine = TlsEngine(self.tls, limits.max_preface_bytes)
         return TlsTransport(sock, service, peer, self._epoll, limits.max_unsent_bytes, now_ns, engine)
@@ -369,7 +374,8 @@ class Worker:
     def _close_everything(self) -> None:
         self.acceptor.stop()
         self.closing.drop_all(time.monotonic_ns())
-        self.service.stop()
+        for service in reversed(self.services):
+            service.stop()
         self.side.stop()
         self._mailbox.close()
         self._round_end = []

@@ -25,7 +25,13 @@ _ANY: Final = ("0.0.0.0", "::")
 
 
 def client_lines(
-    model: str, signature: Signature, grpc: tuple[str, int], rest: tuple[str, int], *, tls: bool = False
+    model: str,
+    signature: Signature,
+    grpc: tuple[str, int],
+    rest: tuple[str, int],
+    *,
+    grpc_tls: bool = False,
+    rest_tls: bool = False,
 ) -> str:
     """The code, with what stands before each part.
 
@@ -33,9 +39,10 @@ def client_lines(
         model: its name.
         signature: of the version that is asked for where a request names none.
         grpc, rest: host and port, as the server listens.
-        tls: whether both speak TLS.
+        grpc_tls, rest_tls: whether they speak TLS.
     """
-    python, curl = _python(model, signature, _host(grpc), tls=tls), _curl(model, signature, _host(rest), tls=tls)
+    python = _python(model, signature, _host(grpc), tls=grpc_tls)
+    curl = _curl(model, signature, _host(rest), tls=rest_tls)
     opened = ", of axes that the model leaves open one size of many" if _has_open_axis(signature) else ""
     return "\n".join(
         [
@@ -53,15 +60,21 @@ def client_lines(
 
 
 def client_records(
-    model: str, signature: Signature, grpc: tuple[str, int], rest: tuple[str, int], *, tls: bool = False
+    model: str,
+    signature: Signature,
+    grpc: tuple[str, int],
+    rest: tuple[str, int],
+    *,
+    grpc_tls: bool = False,
+    rest_tls: bool = False,
 ) -> list[dict[str, object]]:
     """The same as a record for the log."""
     return [
         {
             "event": "code of a client",
             "model": model,
-            "python": "\n".join(_python(model, signature, _host(grpc), tls=tls)),
-            "curl": _curl(model, signature, _host(rest), tls=tls),
+            "python": "\n".join(_python(model, signature, _host(grpc), tls=grpc_tls)),
+            "curl": _curl(model, signature, _host(rest), tls=rest_tls),
         }
     ]
 

@@ -41,11 +41,13 @@ class TlsFiles:
         cert: the certificate, and its intermediates after it.
         key: its private key, not encrypted.
         client_ca: the authorities whose clients may connect; None lets all in.
+        for_rest: whether the ports of REST and TorchServe speak TLS too, and not that of gRPC alone.
     """
 
     cert: Path
     key: Path
     client_ca: Path | None = None
+    for_rest: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ class Options:
         rate_limit_resources: how many there are of resources that runs need.
         max_inflight_requests: inference requests accepted and not answered yet, at most; None for no limit.
         grpc_compression: ``gzip``, ``deflate``, or "" for none.
-        tls: None for plaintext.
+        tls: None for plaintext on all ports.
         tracing: where traces go, and what is traced.
         reuse_port: whether other servers of the same user may listen on the ports of gRPC and REST too.
         http_addr: address of REST; None for none but that of gRPC, which serves REST too.
@@ -186,6 +188,11 @@ class Options:
     access_log_rate: float = 0.0
     shows_client: bool = False
     warnings: tuple[str, ...] = ()
+
+    @property
+    def rest_tls(self) -> bool:
+        """Whether the ports of REST and TorchServe speak TLS."""
+        return self.tls is not None and self.tls.for_rest
 
     @property
     def tensorrt(self) -> dict[str, str]:

@@ -520,8 +520,12 @@ class Server:
         assert self.address is not None
         addresses = (self.address, self.rest_address or self.address)
         what = (models[0].name, models[0].served()[-1].signature, *addresses)
-        tls = self._options.tls is not None
-        self._logs.show(client_lines(*what, tls=tls), client_records(*what, tls=tls))
+        grpc_tls = self._options.tls is not None
+        rest_tls = grpc_tls if self.rest_address is None else self._options.rest_tls
+        self._logs.show(
+            client_lines(*what, grpc_tls=grpc_tls, rest_tls=rest_tls),
+            client_records(*what, grpc_tls=grpc_tls, rest_tls=rest_tls),
+        )
 
     def _warn_of_gil(self) -> None:
         problem = gil_problem()

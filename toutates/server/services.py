@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from toutates.access.gate import Gate
 from toutates.access.worker_gate import WorkerGate
@@ -29,6 +29,7 @@ from toutates.api.torchserve.downloads import Downloads
 from toutates.api.torchserve.management import ManagementHandler
 from toutates.api.torchserve.models import Models
 from toutates.api.torchserve.predictions import Defaults
+from toutates.h2grpc import GrpcError, NoMethods, Status
 from toutates.infer.charging import ChargingInferService, ChargingRestInferService, ChargingStreamInferService
 from toutates.infer.inflight import Inflight, share
 from toutates.infer.observing import Observer, Sampling
@@ -58,6 +59,11 @@ from toutates.system.logs.control import LogControl
 
 __all__ = ["Services", "WorkerServices"]
 
+#: What gRPC's clients are told on a port in clear, where gRPC is encrypted. No status that has them try again.
+_WITH_TLS_ALONE: Final = GrpcError(
+    Status.UNIMPLEMENTED, "gRPC is served with TLS alone, on the port of --grpc-addr; this port speaks REST in clear"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerServices:
@@ -65,13 +71,15 @@ class WorkerServices:
 
     Attributes:
         infer: inference, by each transport.
-        http: serves HTTP/1.1 to the connections of a listener of its own.
+        grpc: serves the connections of gRPC's listener.
+        http: serves those of REST's.
         management: serves TorchServe's management API; None on all workers but one, and where there is none.
         readiness: the worker's view of the server's readiness.
         parking: where its requests wait for models; None where none are loaded on demand.
     """
 
     infer: tuple[InferService, ...]
+    grpc: Service
     http: Service
     readiness: Readiness
     management: Service | None = None
@@ -208,10 +216,12 @@ class Services:
             parking,
         )
         http = HttpService(worker, rest, date)
-        worker.service = ByFirstBytes(grpc, http)
-        own = worker.service if worker.tls is not None else http
+        port = ByFirstBytes(grpc, http)
+        if options.tls is not None and not options.rest_tls:
+            grpc = GrpcService(worker, NoMethods(_WITH_TLS_ALONE), http_fields=date)
+        own = http if options.tls is None else ByFirstBytes(grpc, http)
         management = self._management(worker, plane, grpc, doors) if number == 0 else None
-        return WorkerServices(inferences, own, readiness, management, parking)
+        return WorkerServices(inferences, port, own, readiness, management, parking)
 
     def _inferences(
         self, worker: Worker, inflight: Inflight | None, gate: WorkerGate | None, parking: Parking | None
@@ -260,7 +270,7 @@ class Services:
         )
         http = HttpService(worker, ManagementHandler(worker, self.queue, models, doors), HttpDate(worker))
         # A TLS client may choose HTTP/2, which is gRPC here.
-        return http if worker.tls is None else ByFirstBytes(grpc, http)
+        return http if self.options.tls is None else ByFirstBytes(grpc, http)
 
     def _inflight(self, number: int) -> Inflight | None:
         total = self.options.max_inflight_requests

@@ -8,14 +8,13 @@ import socket
 import ssl
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import trio
 
 from toutates.api.dataplane.readiness import Readiness
 from toutates.infer.parking import Parking
 from toutates.infer.service import InferService
-from toutates.net import Worker
+from toutates.net import Listening, Worker
 from toutates.net.connection import Service
 from toutates.server.options import Options
 from toutates.server.services import Services
@@ -51,6 +50,7 @@ class Workers:
         self.cut_off_calls = 0
         self.parking: list[Parking] = []
         self._readiness: list[Readiness] = []
+        self._grpc: list[Service] = []
         self._http: list[Service] = []
         self._management: Service | None = None
         self._options = options
@@ -79,6 +79,7 @@ class Workers:
             self.all.append(worker)
             self.infer += own.infer
             self.parking += [] if own.parking is None else [own.parking]
+            self._grpc.append(own.grpc)
             self._http.append(own.http)
             self._management = own.management or self._management
             self._readiness.append(own.readiness)
@@ -103,28 +104,30 @@ class Workers:
         async with trio.open_nursery() as watching:
             watching.start_soon(self._end_grace_early)
             async with trio.open_nursery() as threads:
+                encrypted = self._options.rest_tls
                 for number, worker in enumerate(self.all):
-                    others = [(listener, self._http[number]) for listener in http[number : number + 1]]
+                    listenings = [Listening(grpc[number], self._grpc[number])]
+                    listenings += [Listening(one, self._http[number], encrypted) for one in http[number : number + 1]]
                     if management is not None and self._management is not None and number == 0:
-                        others.append((management, self._management))
-                    for listener in (grpc[number], *(listener for listener, _ in others)):
-                        listener.listen(BACKLOG)
+                        listenings.append(Listening(management, self._management, encrypted))
+                    for listening in listenings:
+                        listening.socket.listen(BACKLOG)
                     cpus = self._placement.workers[number : number + 1]
-                    threads.start_soon(self._run_worker, worker, (grpc[number], *others), cpus, limiter)
+                    threads.start_soon(self._run_worker, worker, listenings, cpus, limiter)
                 task_status.started()
                 await self._shutdown.begun.wait()
                 self._drain(self._options.shutdown_grace_s)
             watching.cancel_scope.cancel()
 
     async def _run_worker(
-        self, worker: Worker, listeners: tuple[Any, ...], cpus: tuple[int, ...], limiter: trio.CapacityLimiter
+        self, worker: Worker, listenings: Sequence[Listening], cpus: tuple[int, ...], limiter: trio.CapacityLimiter
     ) -> None:
         """One worker's thread. If it fails, the server ends: it must not limp on with half its connections."""
 
         def run() -> int | BaseException:
             try:
                 with running_on(cpus, self._placement.anywhere):
-                    return trio.run(partial(worker.run, *listeners))
+                    return trio.run(partial(worker.run, *listenings))
             except BaseException as error:  # of any kind: none may pass for this thread's cancellation
                 return error
 

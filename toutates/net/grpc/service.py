@@ -26,6 +26,7 @@ from toutates.h2grpc.events import (
 from toutates.h2grpc.method import MessageHandler, Method
 from toutates.h2grpc.shared import Shared
 from toutates.h2grpc.status import GrpcError, LimitExceeded, Metadata, Status
+from toutates.net.connection import Service
 from toutates.net.grpc.inflation import inflation
 from toutates.net.grpc.streaming import ServerStream
 from toutates.net.worker import Worker
@@ -51,7 +52,7 @@ def _retry_metadata(after_ms: int) -> Metadata:
     return ("retry-after", str(max(1, ceil(after_ms / 1_000)))), ("grpc-retry-pushback-ms", str(after_ms))
 
 
-class GrpcService:
+class GrpcService(Service):
     """The gRPC methods that one worker serves; a ``net.connection.Service``.
 
     Args:
