@@ -32,6 +32,7 @@ def batches_of(
     padding: Padding | Ragged | None = None,
     keeps_whole: bool = False,
     splits_large: bool = False,
+    keeps_split: bool = False,
     grows: bool = True,
     joins: bool = True,
 ) -> SuperTensor:
@@ -42,7 +43,8 @@ def batches_of(
         signature: its tensors.
         settings: of the version.
         is_triton: whether these come from config.pbtxt, so that errors name its keys; else from config.yaml.
-        pin, allocate, lends, quick_ns, keeps_whole, splits_large, padding, grows, joins: as of ``SuperTensor``.
+        pin, allocate, lends, quick_ns, keeps_whole, splits_large, keeps_split, padding, grows, joins: as of
+            ``SuperTensor``.
     """
     most_rows = settings.batch_size if signature.batched and joins else 1
     delay_us = settings.max_queue_delay_us if signature.batched and joins else 0
@@ -68,6 +70,7 @@ def batches_of(
         quick_ns=quick_ns,
         keeps_whole=keeps_whole,
         splits_large=splits_large,
+        keeps_split=keeps_split,
         delay_ns=delay_us * 1_000 if rules is None else 0,
         grows=grows,
         enough_rows=min(settings.preferred_batch_sizes, default=settings.batch_size),

@@ -33,6 +33,7 @@ from toutates.engine.poisoned import PoisonedBackend
 from toutates.engine.pool import ExecutorPool, PoolShare
 from toutates.engine.result import BatchResult, Outputs, PendingRequest, Separate, Timing
 from toutates.engine.servable import Backend
+from toutates.engine.splits import Outcome, settled
 from toutates.engine.supertensor import SuperTensor
 from toutates.engine.turns.arbiter import TakesTurns, Turn
 from toutates.system.errors import ExecutionFailed, RequestError, TooLate
@@ -155,6 +156,8 @@ class Executor(ExecutorHandle, TakesTurns):
             outcomes = self._fail(batch, error)
             if not isinstance(error, Exception):
                 fatal = error
+        if batch.has_parts:
+            outcomes = settled(outcomes, supertensor, self._run_whole)
         if turn is not None:
             turn.end()
         batch.drop_pending()
@@ -284,10 +287,12 @@ class Executor(ExecutorHandle, TakesTurns):
                 return
             except BaseException as error:
                 outcomes = self._fail(batch, error)
-            batch.drop_pending()
             if outcomes:
                 timing = outcomes[-1][3]  # the last one ends when all have run
                 INLINE_TIME.left_ns -= timing.done_ns - timing.taken_ns
+            if batch.has_parts:
+                outcomes = settled(outcomes, self._supertensor, self._run_whole)
+            batch.drop_pending()
             following = self._supertensor.release_inline(batch, self, more=left > 0)
             _deliver(outcomes, deliver)
 
@@ -454,6 +459,33 @@ class Executor(ExecutorHandle, TakesTurns):
                 return error.outputs, None
             return None, self._as_failure(error)
 
+    def _run_whole(self, port: int, context: object, make: Callable[[], Batch]) -> Outcome:
+        """See ``splits.RunWhole``."""
+        supertensor = self._supertensor
+        taken_ns = time.monotonic_ns()
+        outputs, rows = None, 0
+        error: RequestError | None = _ABANDONED
+        try:
+            if supertensor.ports[port].is_wanted(context, taken_ns):
+                batch = make()
+                rows = batch.rows
+                with supertensor.lock:
+                    supertensor.budget.memory_bytes += batch.memory_bytes
+                try:
+                    outputs, error = self._try_rows(batch, 0, rows, part=False)
+                finally:
+                    with supertensor.lock:
+                        supertensor.budget.memory_bytes -= batch.memory_bytes
+        except BaseException as failure:  # others of the batch are still to be told
+            error = self._as_failure(failure)
+        timing = Timing(taken_ns, self._backend.started_ns, self._backend.ended_ns, time.monotonic_ns())
+        INLINE_TIME.left_ns -= timing.done_ns - taken_ns
+        if outputs is not None:
+            self._on_batch(rows, 1, timing)
+        pending: list[list[PendingRequest]] = [[] for _ in supertensor.ports]
+        pending[port] = [(context, 0, rows, None)]
+        return pending, outputs, error, timing
+
     def _fail(self, batch: Batch, error: BaseException) -> list[Outcome]:
         """The outcome of a batch in which something unexpected was raised: all callers get the same error."""
         now_ns = time.monotonic_ns()
@@ -472,10 +504,6 @@ class Executor(ExecutorHandle, TakesTurns):
                 extra={"model": self._supertensor.name},
             )
         return ExecutionFailed(f"running the batch failed: {type(error).__name__}")
-
-
-#: Pending requests by port, and what they get: outputs or an error.
-Outcome = tuple[list[list[PendingRequest]], Outputs | None, RequestError | None, Timing]
 
 
 def _separate(separate: Separate, ports: int, timing: Timing) -> list[Outcome]:

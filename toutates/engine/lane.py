@@ -115,6 +115,7 @@ class Batch:
         requests: requests that wait for it, where their number is bounded. A request that was split waits for its first
             batch only.
         held_bytes: memory of arrays that are kept for it.
+        has_parts: whether a request has rows in it and in other batches.
         busy: workers that have reserved rows and not committed them yet.
         lent: its rows, where these stay in the message that brought them: C-contiguous, with anything behind them. Such
             a batch belongs to one request, and lets go of the message once it has run.
@@ -131,6 +132,7 @@ class Batch:
         "busy",
         "counted",
         "due_ns",
+        "has_parts",
         "held_bytes",
         "lane",
         "lent",
@@ -156,6 +158,7 @@ class Batch:
         self.ahead = 0
         self.requests = 0
         self.held_bytes = 0
+        self.has_parts = False
         self.busy = 0
         self.lent: memoryview | None = None
         self.lent_at = 0
@@ -193,6 +196,7 @@ class Batch:
     def drop_pending(self) -> None:
         """Forget the pending requests, so that the batch can be used again. Whoever has the old lists keeps them."""
         self.pending = [[] for _ in self.pending]
+        self.has_parts = False
 
 
 class Lane:

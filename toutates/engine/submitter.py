@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from ctypes import addressof, c_char
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any, ClassVar, Final, cast
 from weakref import WeakValueDictionary
@@ -24,6 +25,7 @@ from toutates.engine.lane import (
 )
 from toutates.engine.result import BatchResult, PendingRequest, Split
 from toutates.engine.servable import Buffer, Consumer, Content, view_of
+from toutates.engine.splits import KeptSplit, batch_of_contents, batch_of_pieces
 from toutates.engine.supertensor import SuperTensor
 from toutates.protocol.names import request_prefix
 from toutates.protocol.strings import StringRows, are_many
@@ -178,7 +180,7 @@ class Submitter:
                     start = part.offset * row_bytes
                     own = view_of(content)[start : start + part.rows * row_bytes]
                     view[part.first * row_bytes : (part.first + part.rows) * row_bytes] = own
-            self._enter(parts, context)
+            self._enter(parts, context, self._split(way.lane, rows, contents, len(parts)))
         finally:
             self._after_adding(full=True)
 
@@ -299,7 +301,9 @@ class Submitter:
             parts = self._reserve_parts(lane, rows)
             for part in parts:
                 self._copy(part.batch, lane, part.first, part.rows, buffer, spans, part.offset)
-            self._enter(parts, context)
+            whole = memoryview(buffer)
+            contents = [whole[spans[at] : spans[at + 1]] for at in range(0, len(spans), 2)]
+            self._enter(parts, context, self._split(lane, rows, contents, len(parts)))
         finally:
             self._after_adding(full=True)
 
@@ -327,7 +331,12 @@ class Submitter:
                 rows_of_part = slice(part.offset, part.offset + part.rows)
                 own = arrays if whole else [array[rows_of_part] for array in arrays]
                 part.batch.pieces.append((part.first, part.rows, own))
-            self._enter(parts, context)
+            split: Split | None = None
+            if len(parts) > 1:
+                split = Split(len(parts))
+                if self._supertensor.keeps_split:
+                    split = KeptSplit(len(parts), partial(batch_of_pieces, way, rows, arrays))
+            self._enter(parts, context, split)
         finally:
             self._after_adding(full=True)
 
@@ -395,15 +404,33 @@ class Submitter:
             supertensor.note_request(parts[0].batch, parts[-1].batch, held_bytes)
         return parts
 
-    def _enter(self, parts: Sequence[Part], context: Any) -> None:
+    def _enter(self, parts: Sequence[Part], context: Any, split: Split | None) -> None:
         """List a request in each of its batches, once all of its rows are there: until then nobody gets what they hold.
 
         A batch may run on this worker's thread, and be answered, before an error of the copy has reached the caller.
         """
-        split = Split(len(parts)) if len(parts) > 1 else None
         for index, part in enumerate(parts):
             request = (context, part.first, part.rows, (split, index) if split is not None else None)
+            if split is not None:
+                part.batch.has_parts = True
             part.batch.pending[self._port].append(request)
+
+    def _split(self, lane: PackedLane, rows: int, contents: Sequence[Content], parts: int) -> Split | None:
+        """What joins the parts of a request, if there are several; with a copy of the rows, where the version wants it.
+
+        Args:
+            lane: of the rows.
+            rows: how many.
+            contents: bytes of each input.
+            parts: batches that have the rows.
+        """
+        if parts == 1 or not self._supertensor.keeps_split:
+            return Split(parts) if parts > 1 else None
+        own = [bytes(view_of(content)) for content in contents]
+        split = KeptSplit(parts, partial(batch_of_contents, lane, rows, own), sum(map(len, own)))
+        with self._lock:
+            self._budget.memory_bytes += split.byte_size
+        return split
 
     def _copy(
         self, batch: Batch, lane: PackedLane, first: int, rows: int, buffer: Buffer, spans: Sequence[int], offset: int

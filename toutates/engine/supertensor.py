@@ -77,6 +77,8 @@ class SuperTensor:
             without padding, they are those of ``engine.ragged``.
         keeps_whole: whether the rows of a request are all in one batch, because the model sees requests.
         splits_large: whether those are in several that no batch has room for; else such a request is refused.
+        keeps_split: whether runs may give another number of rows than went in, so that the rows of a request that are
+            in several batches are kept until all of these have run (``splits``).
         grows: whether a batch has room for few rows at first, and for more when they come.
         make_queue: makes the queue of a version with ``padding``, of what a ``PaddedQueue`` takes.
         joins: whether rows of several requests may share a run; else each request is run by itself, whole.
@@ -88,7 +90,7 @@ class SuperTensor:
         lanes, budget, queue, executors: the parts. Used with the lock held.
         keeps_whole, joins: as given, until ``run_alone``.
         ports: the consumers, by number of their port.
-        padding, quick_ns: as given.
+        keeps_split, padding, quick_ns: as given.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class SuperTensor:
         padding: Padding | Ragged | None = None,
         keeps_whole: bool = False,
         splits_large: bool = False,
+        keeps_split: bool = False,
         grows: bool = True,
         make_queue: Callable[..., PaddedQueue] = PaddedQueue,
         rules: BatchingRules | None = None,
@@ -117,6 +120,7 @@ class SuperTensor:
     ) -> None:
         self.name = name
         self.keeps_whole, self._splits_large = keeps_whole, splits_large
+        self.keeps_split = keeps_split
         self.joins = True
         self.signature = signature
         self.batch_size = batch_size

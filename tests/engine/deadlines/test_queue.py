@@ -129,6 +129,7 @@ class Model:
             self.rows[batch.rows] += 1
             self.took_ns += [self.clock.now_ns - came_ns for came_ns in self.requests.pop(batch)]
             expected = self.queue.expected(batch)
+            assert expected is not None
             expected.ran, expected.run_ns = True, self.clock.now_ns - expected.began_ns
             self.supertensor.release(batch)
             self.start()

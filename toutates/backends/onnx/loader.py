@@ -253,6 +253,7 @@ class OnnxKind:
                 lends=not pinned,
                 quick_ns=self._quick_ns,
                 padding=checked.padding,
+                keeps_split=True,
                 grows=tensors is None,
                 joins=joins,
             )

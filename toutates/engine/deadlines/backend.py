@@ -43,8 +43,7 @@ class InTime(AroundBackend[Backend]):
             outputs = backend.run(batch, first, rows)
         finally:
             self.started_ns, self.ended_ns = backend.started_ns, backend.ended_ns
-        if rows == batch.rows:
-            expected = self._queue.expected(batch)
+        if rows == batch.rows and (expected := self._queue.expected(batch)) is not None:
             expected.ran = True
             expected.run_ns = self.ended_ns - self.started_ns
         return outputs

@@ -143,9 +143,9 @@ class DeadlineQueue(BatchQueue):
         """What runs of a lane take; of one that has not run, what those of the version take."""
         return self._profiles.get(lane, self.profile)
 
-    def expected(self, batch: Batch) -> Expected:
-        """What is expected of a batch that is under way."""
-        return self._expected[batch]
+    def expected(self, batch: Batch) -> Expected | None:
+        """What is expected of a batch that is under way; None for one that the queue does not know (``splits``)."""
+        return self._expected.get(batch)
 
     def due_ns(self, batch: Batch) -> int:
         """When a batch that is under way is to be done, monotonic nanoseconds."""
@@ -318,7 +318,9 @@ class DeadlineQueue(BatchQueue):
 
     def is_too_late(self, batch: Batch) -> bool:
         """Whether all requests of a batch that is about to run are late, or will be and others wait."""
-        expected = self._expected[batch]
+        expected = self._expected.get(batch)
+        if expected is None:
+            return False
         by_ns = now_ns = self._clock_ns()
         if self.sealed or self.open:
             by_ns += self.profile_of(batch.lane).mean_ns(batch.rows)

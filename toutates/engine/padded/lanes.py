@@ -193,6 +193,7 @@ class PaddedBatch(Batch):
                 own[-1] = (entry.context, last[1], last[2] + entry.rows, None)
             else:
                 own.append((entry.context, first, entry.rows, entry.part))
+                self.has_parts |= entry.part is not None
             self.entries.append((first, entry))
             self.held_bytes += entry.held_bytes
             first += entry.rows

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from toutates.engine.lane import Lane, Piece
-from toutates.engine.padded.lanes import Entry, Form, PaddedWay
+from toutates.engine.padded.lanes import Entry, Form, PaddedBatch, PaddedWay
 from toutates.engine.padded.padding import Padding
 from toutates.engine.padded.queue import PaddedQueue
 from toutates.engine.ragged.ragged import Ragged
 from toutates.engine.result import BatchResult, Split
 from toutates.engine.servable import Buffer, Consumer, Content, view_of
+from toutates.engine.splits import KeptSplit
 from toutates.engine.supertensor import SuperTensor
 from toutates.system.errors import InvalidRequest
 
@@ -91,6 +93,8 @@ class EntryPort(PooledPort):
         supertensor = self._supertensor
         with supertensor.lock:
             supertensor.let_in(form, rows, held_bytes)
+            if (part := entries[0].part) is not None and isinstance(part[0], KeptSplit):
+                supertensor.budget.memory_bytes += part[0].byte_size
             if supertensor.budget.bounds.waiting:
                 supertensor.budget.waiting += 1
             for entry in entries:
@@ -172,9 +176,13 @@ class PaddedPort(EntryPort):
         """
         if rows <= way.most_rows or not self._supertensor.joins:
             return [Entry(way.length, self._port, context, rows, contents, None, rows * row_held)]
-        split = Split(-(-rows // way.most_rows))
+        parts = -(-rows // way.most_rows)
+        split = Split(parts)
+        if self._supertensor.keeps_split:
+            whole = Entry(way.length, self._port, context, rows, contents)
+            split = KeptSplit(parts, partial(self._batch_of, way, whole), sum(map(len, contents)))
         entries: list[Entry] = []
-        for index in range(split.left):
+        for index in range(parts):
             first = index * way.most_rows
             own = min(way.most_rows, rows - first)
             pieces = [
@@ -183,6 +191,11 @@ class PaddedPort(EntryPort):
             ]
             entries.append(Entry(way.length, self._port, context, own, pieces, (split, index), own * row_held))
         return entries
+
+    def _batch_of(self, way: PaddedWay, entry: Entry) -> PaddedBatch:
+        """A batch of one entry, in any thread."""
+        shapes = self._padding.closed(way.form.row_shapes, way.padded_length)
+        return PaddedBatch(self._supertensor.lane(shapes), [entry], entry.rows)
 
     def commit(self, *, inline: bool = True) -> None:
         """See ``Port``."""
