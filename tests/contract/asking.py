@@ -21,7 +21,7 @@ from tests.text_models import encoder_graph, make_folder
 from toutates.h2grpc import Status
 from toutates.protocol import grpc_service_pb2 as pb
 
-__all__ = ["SERVICE", "Infer", "Reply", "ask", "call", "plain", "serving", "stream"]
+__all__ = ["SECONDS", "SERVICE", "Infer", "Reply", "ask", "call", "plain", "serving", "stream"]
 
 SERVICE: Final = "/inference.GRPCInferenceService/"
 _FLAGS: Final = (
@@ -31,7 +31,7 @@ _FLAGS: Final = (
     *("--execution-providers", "cpu", "--allow-client-shm", "--access-log-rate", "1"),
     *("--response-cache-byte-size", "1048576"),
 )
-_SECONDS: Final = 120.0
+SECONDS: Final = 120.0
 _POOLING: Final = "sentence_transformers.models.Pooling"
 _CLASSES: Final = {"id2label": {str(at): name for at, name in enumerate("abcdef")}}
 _ENSEMBLE: Final = """
@@ -103,7 +103,7 @@ class Reply:
 
 def ask(port: int, method: str, path: str, body: Any = None, fields: Mapping[str, str] = {}) -> Reply:
     """A request of a connection of its own; a body that is no bytes is sent as JSON."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_SECONDS)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
     given = dict(fields)
     data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
     if data is not None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from tests.contract.asking import SERVICE, Infer, ask, call, plain, stream
+from tests.contract.asking import SECONDS, SERVICE, Infer, ask, call, plain, stream
 from tests.e2e.process import ServerProcess
 from tests.e2e.wire import client_of
 from toutates.api.rest.endpoints import ENDPOINTS, paths_of
@@ -39,7 +40,16 @@ _BODIES: Final[Mapping[str, Any]] = {
     "/v1/rerank": {"query": "one", "documents": ["two"]},
     "/v2/rerank": {"query": "one", "documents": ["two"]},
 }
-_PAGES: Final = ("/metrics", "/health/live", "/health/ready", "/openapi.json", "/docs", "/nowhere", "/v2/nowhere")
+_PAGES: Final = (
+    "/metrics",
+    "/health/live",
+    "/health/ready",
+    "/openapi.json",
+    "/docs",
+    "/nowhere",
+    "/v2/",
+    "/v2/nowhere",
+)
 _TORCHSERVE: Final = ("/ping", "/predictions/{model}", "/predictions/{model}/{version}", "/explanations/{model}")
 _MANAGEMENT: Final = ("/", "/models", "/models/{model}", "/models/{model}/{version}", "/models/{model}/1/set-default")
 _MONITORING: Final = (
@@ -88,6 +98,30 @@ def _of_path(port_name: str, port: int, template: str) -> Iterator[str]:
         answers.setdefault(f"{reply.status}  {reply.kind}{allowed}", []).append(method)
     for answer, methods in answers.items():
         yield f"{port_name} {template}  {','.join(methods)}  {answer}"
+    difference = _head_difference(port, path)
+    if difference:
+        yield f"{port_name} {template}  HEAD is answered otherwise than GET: {difference}"
+
+
+def _head_difference(port: int, path: str) -> str:
+    """In which fields the answer to HEAD differs from that to GET; "" for none. Those that always differ are left out.
+
+    Fails where bytes of a body follow the head.
+    """
+    first, again = (ask(port, "GET", path).fields for _ in range(2))
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
+    try:
+        for _ in range(2):  # the second answer cannot be read if the first one has a body
+            connection.request("HEAD", path)
+            response = connection.getresponse()
+            response.read()
+    finally:
+        connection.close()
+    given = {name.lower(): value for name, value in response.getheaders()}
+    steady = {name for name, value in first.items() if value == again.get(name)}
+    return ", ".join(
+        sorted((first.keys() ^ given.keys()) | {name for name in steady if given.get(name) != first[name]})
+    )
 
 
 def _body(template: str) -> Any:

@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def test_what_is_answered_is_of_the_schema(server: ServerProcess, document: Any)
         for path, method, operation in operations(document):
             if method != "get" or "200" not in operation["responses"] or path == "/openapi.json":
                 continue
-            if "text" in operation["tags"]:
+            if "text" in operation["tags"] or "region" in path:
                 continue
             answer = peer.ask(get(path.format(model="versions", version=VERSIONS[0])))
             assert answer.status == 200, (path, answer.body)
@@ -110,6 +111,39 @@ def test_what_is_answered_is_of_the_schema(server: ServerProcess, document: Any)
                 check(document, content["application/json"]["schema"], answer.document)
             seen += 1
     assert seen > 15
+
+
+def test_regions_of_shared_memory_are_described_as_they_are_answered(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    add_model(models, "one", versioned_model(1))
+    memory = SharedMemory(create=True, size=64)
+    try:
+        with running(models, tmp_path, [*HTTP, "--allow-client-shm"]) as server, peer_of(server.rest_port) as peer:
+            document = document_of(server)
+            start = "/v2/systemsharedmemory"
+            for what in ("register", "status", "unregister"):
+                path = f"{start}/region/{{region}}/{what}"
+                for filled, template in ((path.format(region="a"), path), (f"{start}/{what}", f"{start}/{what}")):
+                    if filled == f"{start}/register":  # which names no region
+                        continue
+                    [(method, operation)] = [
+                        (method, one) for found, method, one in operations(document) if found == template
+                    ]
+                    body: Any = {}
+                    if "requestBody" in operation:
+                        body = {"key": memory.name, "byte_size": 64}
+                        check(document, operation["requestBody"]["content"]["application/json"]["schema"], body)
+                    answer = peer.ask(get(filled) if method == "get" else post(filled, json.dumps(body)))
+                    assert str(answer.status) == "200", answer.body
+                    described = operation["responses"]["200"].get("content", {})
+                    assert bool(answer.body) is bool(described), filled
+                    if described:
+                        check(document, described["application/json"]["schema"], answer.document)
+                        assert answer.document == [{"name": "a", "key": memory.name, "offset": 0, "byte_size": 64}]
+            assert peer.ask(get(f"{start}/status")).document == []
+    finally:
+        memory.close()
+        memory.unlink()
 
 
 def test_a_request_says_what_a_model_takes(document: Any) -> None:

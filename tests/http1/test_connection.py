@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections import deque
+from collections.abc import Callable
 
 import pytest
 
@@ -33,6 +34,7 @@ MIXED = (
     + request("POST", "/c", CHUNKED_BODY, transfer_encoding="chunked")
     + request("BREW", "/d")
     + request("POST", "/e", gzip.compress(b"x" * 3_000), content_encoding="gzip")
+    + request("POST", "/m", b"".join(map(gzip.compress, (b"x" * 300, b"", b"y"))), content_encoding="X-GZIP")
     + request("POST", "/f", zlib.compress(b"y" * 10), content_encoding="deflate", expect="100-continue")
     + request(target="http://other/g?h")
     + request("HEAD", "/i", connection="close")
@@ -47,6 +49,7 @@ def test_requests_are_the_same_however_their_bytes_are_cut() -> None:
         ("POST", "/c", b"hello world"),
         ("BREW", "/d", b""),
         ("POST", "/e", b"x" * 3_000),
+        ("POST", "/m", b"x" * 300 + b"y"),
         ("POST", "/f", b"y" * 10),
         ("GET", "/g?h", b""),
         ("HEAD", "/i", b""),
@@ -54,7 +57,7 @@ def test_requests_are_the_same_however_their_bytes_are_cut() -> None:
     whole = conversation([MIXED])[1]
     for pieces in cuts(MIXED):
         assert conversation(pieces) == (expected, whole)
-    assert statuses(whole) == [200, 200, 200, 200, 200, 100, 200, 200, 200]
+    assert statuses(whole) == [200, 200, 200, 200, 200, 200, 100, 200, 200, 200]
     assert whole.count(b"connection: close") == 1
     assert whole.endswith(b"content-length: 9\r\nconnection: close\r\n\r\n")  # of HEAD, without the body
 
@@ -235,6 +238,7 @@ def test_a_head_says_what_the_client_wants() -> None:
         ("gzip;q=0", ""),
         ("identity", ""),
         ("GZIP;Q=1.0", "gzip"),
+        ("x-gzip", "gzip"),
         ("gzip;q=0.001, deflate;q=0", "gzip"),
     ],
 )
@@ -259,6 +263,31 @@ def test_a_compressed_body_comes_out_whole_however_large_it_becomes() -> None:
             assert found[2] == body
     [found], _ = conversation([request("POST", "/", b"as it is", content_encoding="identity")])
     assert found[2] == b"as it is"
+
+
+def test_a_body_of_many_members_comes_out_whole_and_each_costs_only_itself() -> None:
+    empty = gzip.compress(b"")
+    packed = gzip.compress(bytes(100_000)) + empty * 60_000 + gzip.compress(b"end")  # 1.2 MB
+    inflater = Inflater("gzip", 200_000)
+    inflater.put(packed)
+    steps = sum(1 for _ in iter(inflater.step, False))
+    assert inflater.finish() == bytes(100_000) + b"end"
+    assert inflater.size == 100_003
+    assert steps < 60_100
+
+
+def test_members_of_gzip_without_end_are_refused() -> None:
+    inflater = Inflater("gzip", 100)
+    inflater.put(gzip.compress(b"") * 70_000)
+    with pytest.raises(Refused, match="more than 65536 members"):
+        deque(iter(inflater.step, False))
+
+
+@pytest.mark.parametrize(("pack", "coding"), [(gzip.compress, "gzip"), (zlib.compress, "deflate")])
+def test_what_follows_compressed_data_and_is_no_member_is_refused(pack: Callable[[bytes], bytes], coding: str) -> None:
+    for rest in (b"x", b"\x00", zlib.compress(b"a"), b"\x1f"):
+        _, sent = conversation([request("POST", "/", pack(b"a") + rest, content_encoding=coding)])
+        assert statuses(sent) == [400]
 
 
 def test_no_more_is_decompressed_than_shows_that_it_is_too_much() -> None:

@@ -8,12 +8,20 @@ from typing import Final, Protocol
 
 from toutates.http1.responses import Refused
 
-__all__ = ["CODINGS", "INFLATE_STEP", "Deflater", "Inflater", "choose_coding", "too_large"]
+__all__ = ["CODINGS", "INFLATE_STEP", "SAME_CODINGS", "Deflater", "Inflater", "choose_coding", "too_large"]
 
 #: zlib's window bits by the name of a coding; "deflate" is zlib's own format (RFC 9110 section 8.4.1.2).
 CODINGS: Final = {"gzip": 31, "deflate": 15}
+#: Other names: of gzip (RFC 9110 section 8.4.1.3), and of none.
+SAME_CODINGS: Final = {"x-gzip": "gzip", "identity": ""}
 #: Bytes that one step of an ``Inflater`` gives at most: some tens of microseconds.
 INFLATE_STEP: Final = 32_768
+#: Bytes that one step takes at most: zlib copies what it leaves of them.
+_TAKEN_STEP: Final = 16_384
+#: Members of a gzip body (RFC 1952 section 2.2). Each costs some microseconds, whatever is in it; block compressors
+#: (bgzip) make one of 64 KB.
+_MAX_MEMBERS: Final = 65_536
+_FIRST_OF_GZIP: Final = 0x1F
 #: Of zlib's levels 1 to 9: higher ones cost a server more than they save a network.
 LEVEL: Final = 1
 
@@ -25,7 +33,8 @@ def choose_coding(accept_encoding: str) -> str:
     weights: dict[str, float] = {}
     for item in accept_encoding.lower().split(","):
         found = _WEIGHT.search(item)
-        weights[item.partition(";")[0].strip()] = float(found[1]) if found else 1.0
+        name = item.partition(";")[0].strip()
+        weights[SAME_CODINGS.get(name, name)] = float(found[1]) if found else 1.0
     others = weights.get("*", 0.0)
     best = max(CODINGS, key=lambda coding: weights.get(coding, others))  # gzip, where both are as welcome
     return best if weights.get(best, others) > 0 else ""
@@ -47,15 +56,21 @@ class _Decompress(Protocol):
 class Inflater:
     """A compressed body, decompressed step by step, so that no piece of it takes long however much it becomes.
 
+    A body in gzip may have several members, one behind the other (RFC 1952 section 2.2).
+
     Args:
         coding: of CODINGS.
         max_size: bytes that may come out.
     """
 
     def __init__(self, coding: str, max_size: int) -> None:
+        self._coding = coding
         self._stream: _Decompress = zlib.decompressobj(CODINGS[coding])
+        self._members = 1
         self._max_size = max_size
+        #: what was put, and how far it has been read
         self._waiting = b""
+        self._at = 0
         self._ended = False
         self.body = bytearray()
 
@@ -66,7 +81,7 @@ class Inflater:
 
     def put(self, piece: bytes) -> None:
         """Take the next piece of the compressed body, once ``step`` has dealt with the last one."""
-        self._waiting = piece
+        self._waiting, self._at = piece, 0
 
     def step(self) -> bool:
         """Decompress INFLATE_STEP bytes more. Returns False when everything that was put is decompressed.
@@ -74,21 +89,35 @@ class Inflater:
         Raises:
             Refused: the body is broken or too large.
         """
+        taken = self._waiting[self._at : self._at + _TAKEN_STEP]
         if self._ended:
-            if self._waiting:
-                raise Refused(400, "the request's body goes on after its compressed data")
-            return False
+            if not taken:
+                return False
+            self._begin_member(taken)
         try:
             # One byte above the bound is enough to see that the body is too large.
-            made = self._stream.decompress(self._waiting, min(INFLATE_STEP, self._max_size + 1 - len(self.body)))
+            made = self._stream.decompress(taken, min(INFLATE_STEP, self._max_size + 1 - len(self.body)))
         except zlib.error:
             raise Refused(400, "the request's body is not what its content-encoding says") from None
         self.body += made
         if len(self.body) > self._max_size:
             raise too_large(self._max_size)
         self._ended = self._stream.eof
-        self._waiting = self._stream.unused_data if self._ended else self._stream.unconsumed_tail
-        return bool(self._waiting) or len(made) == INFLATE_STEP
+        rest = self._stream.unused_data if self._ended else self._stream.unconsumed_tail
+        self._at += len(taken) - len(rest)
+        if self._at < len(self._waiting):
+            return True
+        self._waiting, self._at = b"", 0
+        return len(made) == INFLATE_STEP
+
+    def _begin_member(self, taken: bytes) -> None:
+        """Begin the next member, if that is what goes on; the other format has but one."""
+        if self._coding != "gzip" or taken[0] != _FIRST_OF_GZIP:
+            raise Refused(400, "the request's body goes on after its compressed data")
+        self._members += 1
+        if self._members > _MAX_MEMBERS:
+            raise Refused(400, f"the request's body has more than {_MAX_MEMBERS} members of gzip")
+        self._stream = zlib.decompressobj(CODINGS[self._coding])
 
     def finish(self) -> bytearray:
         """The whole body, after its last piece was put.

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
-from toutates.http1.coding import CODINGS, choose_coding, too_large
+from toutates.http1.coding import CODINGS, SAME_CODINGS, choose_coding, too_large
 from toutates.http1.limits import Limits
 from toutates.http1.responses import Refused
 
@@ -106,9 +106,8 @@ class Head:
             if fields["expect"].lower() != "100-continue":
                 raise Refused(417, "the only expectation that is understood is 100-continue")
             self.expects_continue = self.body_size != 0
-        self.coding = fields.get("content-encoding", "").lower()
-        if self.coding == "identity":
-            self.coding = ""
+        coding = fields.get("content-encoding", "").lower()
+        self.coding = SAME_CODINGS.get(coding, coding)
         self.answer_coding = choose_coding(fields["accept-encoding"]) if "accept-encoding" in fields else ""
         self.max_body_size = 0
         self.refusal: Refused | None = None
@@ -119,6 +118,11 @@ class Head:
         self.purpose: Any = None
         self.in_memory = False
         self.aligned_at = 0
+
+    @property
+    def served_as(self) -> str:
+        """The method that says what is done: HEAD is a GET without the body of its answer (RFC 9110 section 9.3.2)."""
+        return "GET" if self.method == "HEAD" else self.method
 
 
 def _body_size(fields: dict[str, str], *, http_1_0: bool) -> int:

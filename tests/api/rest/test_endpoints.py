@@ -69,6 +69,7 @@ def with_models(root: Path, check: Callable[[DataPlane], Awaitable[None]], mode:
     ("path", "name", "named"),
     [
         ("/v2", "server_metadata", ()),
+        ("/v2/", "server_metadata", ()),
         ("/v2/health/live", "live", ()),
         ("/v2/models/m", "model_metadata", ("m", "")),
         ("/v2/models/m/versions/3", "model_metadata", ("m", "3")),
@@ -103,7 +104,7 @@ def test_a_path_may_name_a_repository_and_a_region() -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "/v2/",
+        "/v2//",
         "/v2/nothing",
         "/base_path/v2/health/live",
         "/v2/health/live/",

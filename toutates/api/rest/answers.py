@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from http import HTTPStatus
 from math import ceil
 from typing import Any, Final, NamedTuple
@@ -37,6 +38,7 @@ __all__ = [
     "STATUSES",
     "Answer",
     "access_fields",
+    "allow_field",
     "error_answer",
     "json_answer",
     "refusal",
@@ -109,6 +111,12 @@ def access_fields(error: RequestError) -> bytes:
         return b"www-authenticate: Bearer\r\n"
     # Whole seconds are all that the field can say (section 10.2.3); a text may have milliseconds.
     return b"" if error.retry_after_s is None else b"retry-after: %d\r\n" % max(1, ceil(error.retry_after_s))
+
+
+def allow_field(methods: Collection[str]) -> bytes:
+    """The header field that every answer with status 405 has (RFC 9110 section 15.5.6). GET brings HEAD with it."""
+    allowed = {*methods, "HEAD"} if "GET" in methods else {*methods}
+    return b"allow: %b\r\n" % ", ".join(sorted(allowed)).encode("ascii")
 
 
 NOT_FOUND: Final = error_answer(404, "Not Found")

@@ -388,8 +388,11 @@ def find_route(path: str) -> Route | None:
     """Where a path leads; None for nowhere. To be remembered with the request's head.
 
     Args:
-        path: as it came, without the query. What it names is percent-decoded, segment by segment.
+        path: as it came, without the query. What it names is percent-decoded, segment by segment. The server's own
+            may have a slash at its end, as a base URL has.
     """
+    if path == "/v2/":
+        path = "/v2"
     for pattern, endpoint in _PATTERNS:
         match = pattern.fullmatch(path)
         if match is not None:

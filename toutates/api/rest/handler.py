@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
@@ -18,7 +18,7 @@ from toutates.api.control_queue import ControlQueue
 from toutates.api.dataplane.plane import DataPlane
 from toutates.api.doors import Doors
 from toutates.api.limited import check_names, only
-from toutates.api.rest.answers import METHOD_NOT_ALLOWED, NOT_FOUND, Answer, error_answer, refusal
+from toutates.api.rest.answers import METHOD_NOT_ALLOWED, NOT_FOUND, Answer, allow_field, error_answer, refusal
 from toutates.api.rest.calls import Purpose, RestHttpCall
 from toutates.api.rest.endpoints import Route, find_route
 from toutates.api.rest.on_demand import waiting_for_model
@@ -45,7 +45,6 @@ __all__ = ["RestHandler", "RestSettings"]
 #: Bytes of a body that is neither an inference nor a model: it has a name or two. So has one that is not looked at.
 MAX_BODY: Final = 65_536
 
-_GETS: Final = ("GET", "HEAD")
 _ACCEPT_ENCODING: Final = b"accept-encoding: gzip, deflate\r\n"
 _PLAIN: Final = re.compile(r"[1-9][0-9]{0,8}")
 _LENGTH_FIELD: Final = HEADER_LENGTH.lower()
@@ -145,14 +144,14 @@ class RestHandler:
         """
         doors = self._doors
         if head.path in self._pages:
-            if head.method not in _GETS:
-                return self._admit_answer(head, METHOD_NOT_ALLOWED)
+            if head.served_as != "GET":
+                return self._refuse_method(head, ("GET",))
             return _admit(
                 head, doors.within(doors.visit(_PAGES.get(head.path, "metadata"), head), self._pages[head.path])
             )
         route = find_route(head.path)
         if route is None:
-            elsewhere = answer_v1(head.method, head.path)
+            elsewhere = answer_v1(head.served_as, head.path)
             if elsewhere is not None:
                 return self._admit_answer(head, elsewhere)
             admitted = None if self._text is None else self._text.admit(head)
@@ -165,8 +164,8 @@ class RestHandler:
         except RequestError as error:
             return self._admit_answer(head, refusal(error))
         visit = doors.visit(endpoint.category, head, route.model)
-        if head.method not in endpoint.methods:
-            return self._admit_answer(head, METHOD_NOT_ALLOWED)
+        if head.served_as not in endpoint.methods:
+            return self._refuse_method(head, endpoint.methods)
         if endpoint.name in _ASKS:
             return self._admit_inference(head, route, visit)
         if endpoint.name in ("load", "unload"):
@@ -193,15 +192,24 @@ class RestHandler:
 
     # --- by kind of request ------------------------------------------------------------------------------------------
 
-    def _admit_answer(self, head: Head, answer: Answer) -> int:
+    def _admit_answer(self, head: Head, answer: Answer, fields: bytes = b"") -> int:
         """Admit a request whose answer is known; its body is read, if that is short, so that the connection goes on.
+
+        Args:
+            head: of the request.
+            answer: to it.
+            fields: further header fields of the answer.
 
         Raises:
             Refused: the body is long.
         """
         if not 0 <= head.body_size <= MAX_BODY:
-            raise Refused(answer.status, msgspec.json.decode(answer.body)["error"])
-        return _admit(head, lambda call: call.reply(*answer), MAX_BODY)
+            raise Refused(answer.status, msgspec.json.decode(answer.body)["error"], fields)
+        return _admit(head, lambda call: call.reply(answer.status, answer.fields + fields, answer.body), MAX_BODY)
+
+    def _refuse_method(self, head: Head, methods: Collection[str]) -> int:
+        """Admit a request whose path has other methods; see ``_admit_answer``."""
+        return self._admit_answer(head, METHOD_NOT_ALLOWED, allow_field(methods))
 
     def _admit_inference(self, head: Head, route: Route, visit: Visit | None) -> int:
         asks = _ASKS[route.endpoint.name]
@@ -255,7 +263,7 @@ class RestHandler:
         """Answer a request that is no inference."""
         endpoint = route.endpoint
         endpoint.refuse(self._plane)
-        body = None if call.head.method == "GET" else bytes(call.body)
+        body = None if call.head.served_as == "GET" else bytes(call.body)
         if endpoint.awaited is not None and endpoint.waits(self._plane):
             caller = None if self._doors.gate is None else self._doors.gate.caller
             work = partial(self._await, route, call, caller, self._author(call))
@@ -296,7 +304,7 @@ class RestHandler:
         """On the main thread: read a request, which may hold a whole model, and have it answered."""
         endpoint = route.endpoint
         assert endpoint.awaited is not None
-        given = None if call.head.method == "GET" else body
+        given = None if call.head.served_as == "GET" else body
         request = await trio.to_thread.run_sync(endpoint.read, route, given)
         del body, given
         answer = audited_later(author, partial(endpoint.awaited, self._plane))

@@ -11,6 +11,7 @@ from urllib.parse import parse_qs, unquote
 from toutates.access.worker_gate import Visit
 from toutates.api.dataplane.plane import DataPlane
 from toutates.api.doors import Doors
+from toutates.api.rest.answers import allow_field
 from toutates.api.rest.calls import RestHttpCall
 from toutates.api.text import cohere, openai, tei
 from toutates.api.text.alike import AlikeBodies
@@ -117,7 +118,7 @@ class TextApis:
             return self._max_body
         if not 0 <= head.body_size <= _MAX_UNREAD:
             problem = problem or Problem(Kind.TOO_LARGE, f"the request's body has more than {_MAX_UNREAD} bytes")
-            raise Refused(route.form.refuse(problem).status, str(problem))
+            raise Refused(route.form.refuse(problem).status, str(problem), problem.fields)
         return _MAX_UNREAD
 
     def _problem(self, head: Head, route: Route) -> Problem | None:
@@ -126,9 +127,11 @@ class TextApis:
             self.doors.check_secret(route.group, head.fields)
         except RequestError as error:
             return as_problem(error, route.texts)
-        is_get = head.method in ("GET", "HEAD")
+        is_get = head.served_as == "GET"
         if not (route.get if is_get else head.method == "POST" and route.post):
-            return Problem(Kind.METHOD, f"Method Not Allowed: {head.method[:20]} {route.path}")
+            methods = [name for name, has in (("GET", route.get), ("POST", route.post)) if has]
+            text = f"Method Not Allowed: {head.served_as[:20]} {route.path}"
+            return Problem(Kind.METHOD, text, fields=allow_field(methods))
         if route.form.needs_json and not is_get and not _JSON_TYPE.fullmatch(head.fields.get("content-type", "")):
             return Problem(Kind.MEDIA_TYPE, "Expected request with `Content-Type: application/json`")
         return None

@@ -68,11 +68,12 @@ class Problem(RequestError):
         kind: what is wrong.
         text: for the caller.
         param: the member that is at fault; "" for none.
+        fields: further header fields of the answer.
     """
 
-    def __init__(self, kind: Kind, text: str, param: str = "") -> None:
+    def __init__(self, kind: Kind, text: str, param: str = "", fields: bytes = b"") -> None:
         super().__init__(text)
-        self.kind, self.param = kind, param
+        self.kind, self.param, self.fields = kind, param, fields
 
 
 _FAULTS: Final = {

@@ -95,7 +95,7 @@ class TextWork:
         """Answer a request with an error; does nothing for one whose caller has left."""
         problem = as_problem(error, route.texts)
         answer = form.refuse(problem)
-        self.send(call, route, answer._replace(fields=answer.fields + access_fields(problem)), problem)
+        self.send(call, route, answer._replace(fields=answer.fields + access_fields(problem) + problem.fields), problem)
 
     def send(self, call: RestHttpCall, route: Route, answer: Answer, problem: Problem | None = None) -> None:
         """Give a short answer, which may be that of a problem."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Final
 from uuid import uuid4
 
 import msgspec
 
+from toutates.api.rest.answers import allow_field
 from toutates.http1 import encode_fields
 from toutates.infer.rest.call import BodyTensors
 from toutates.repositories.torchserve.settings import BODY, HEAD, RESULT, RESULT_HEAD
@@ -60,11 +62,12 @@ class Problem(Exception):
         code: of HTTP.
         kind: TorchServe's name of it.
         message: for people.
+        fields: further header fields of the answer.
     """
 
-    def __init__(self, code: int, kind: str, message: str) -> None:
+    def __init__(self, code: int, kind: str, message: str, fields: bytes = b"") -> None:
         super().__init__(code, kind, message)
-        self.code, self.kind, self.message = code, kind, message
+        self.code, self.kind, self.message, self.fields = code, kind, message, fields
 
 
 def resource_not_found() -> Problem:
@@ -73,10 +76,10 @@ def resource_not_found() -> Problem:
     return Problem(404, "ResourceNotFoundException", text)
 
 
-def method_not_allowed() -> Problem:
-    """The path has no such method, or models are not changed by request."""
+def method_not_allowed(methods: Collection[str]) -> Problem:
+    """The path has other methods, or models are not changed by request."""
     text = "Requested method is not allowed, please refer to API document."
-    return Problem(405, "MethodNotAllowedException", text)
+    return Problem(405, "MethodNotAllowedException", text, allow_field(methods))
 
 
 def no_model(model: str) -> Problem:
@@ -131,7 +134,8 @@ def document_answer(document: Any, code: int = 200, request_id: str = "") -> Ans
 def problem_answer(problem: Problem, request_id: str = "") -> Answer:
     """The answer to what is refused."""
     document = {"code": problem.code, "type": problem.kind, "message": problem.message}
-    return document_answer(document, problem.code, request_id)
+    code, fields, body = document_answer(document, problem.code, request_id)
+    return code, fields + problem.fields, body
 
 
 def _fields_of_all(request_id: str) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote
@@ -120,18 +120,14 @@ async def _scale(model: str, version: str, models: Models, given: _Parameters) -
     return await models.scale(model, version, least, most, synchronous=given.boolean("synchronous", default=False))
 
 
-def _operation(method: str, path: str) -> Operation:
-    """What a request asks for.
+def _operations(path: str) -> Mapping[str, Operation]:
+    """What requests at a path ask for, by method.
 
     Raises:
-        Problem: there is nothing at this path, or nothing with this method.
+        Problem: there is nothing at this path.
     """
     if path == _MODELS:
-        if method == "GET":
-            return _list
-        if method == "POST":
-            return _register
-        raise method_not_allowed()
+        return {"GET": _list, "POST": _register}
     match = _MODEL.fullmatch(path)
     if match is None:
         raise resource_not_found()
@@ -140,16 +136,12 @@ def _operation(method: str, path: str) -> Operation:
     except UnicodeDecodeError:
         raise resource_not_found() from None
     if match[3]:
-        if method != "PUT":
-            raise method_not_allowed()
-        return lambda models, given: models.set_default(model, version)
-    if method == "GET":
-        return lambda models, given: models.describe(model, version)
-    if method == "PUT":
-        return partial(_scale, model, version)
-    if method == "DELETE":
-        return lambda models, given: models.unregister(model, version)
-    raise method_not_allowed()
+        return {"PUT": lambda models, given: models.set_default(model, version)}
+    return {
+        "GET": lambda models, given: models.describe(model, version),
+        "PUT": partial(_scale, model, version),
+        "DELETE": lambda models, given: models.unregister(model, version),
+    }
 
 
 class ManagementHandler:
@@ -182,7 +174,10 @@ class ManagementHandler:
                 raise Problem(403, _DENIED, str(error)) from None
             model = _MODEL.fullmatch(head.path)
             visit = self._doors.visit(_GROUP, head, "" if model is None else unquote(model[1]), of_all=model is None)
-            ask = partial(self._ask, _operation(head.method, head.path))
+            operations = _operations(head.path)
+            if head.served_as not in operations:
+                raise method_not_allowed(operations)
+            ask = partial(self._ask, operations)
             head.purpose = Purpose(self._doors.within(visit, ask), _refusal)
         except Problem as problem:
             head.purpose = Purpose(partial(_reply, problem))
@@ -198,21 +193,26 @@ class ManagementHandler:
         _, fields, body = problem_answer(Problem(refused.status, "BadRequestException", text))
         return fields, body
 
-    def _ask(self, operation: Operation, call: RestHttpCall) -> None:
+    def _ask(self, operations: Mapping[str, Operation], call: RestHttpCall) -> None:
         author = author_of(self._doors.gate, self._worker.peer(call), "TorchServe's management API")
-        work = partial(self._work, operation, call, author)
+        work = partial(self._work, operations, call, author)
         self._queue.put(self._worker, bytes(call.body), work, call.fail)
 
-    async def _work(self, operation: Operation, call: RestHttpCall, author: Author, body: bytes) -> Callable[[], None]:
+    async def _work(
+        self, operations: Mapping[str, Operation], call: RestHttpCall, author: Author, body: bytes
+    ) -> Callable[[], None]:
         """Do what was asked for, on the main thread; returns what answers the call."""
+        method = call.head.served_as
         try:
-            code, document = await operation(self._models, _Parameters(call.head.query, body))
+            code, document = await operations[method](self._models, _Parameters(call.head.query, body))
         except Problem as problem:
-            if call.head.method != "GET":
-                author.note(f"{call.head.method} {call.head.path}", "", problem.message)
+            if method != "GET":
+                author.note(f"{method} {call.head.path}", "", problem.message)
+            if problem.code == 405:  # models are not changed by request
+                return partial(_reply, method_not_allowed(operations.keys() & {"GET"}), call)
             return partial(_reply, problem, call)
-        if call.head.method != "GET":
-            author.note(f"{call.head.method} {call.head.path}", "")
+        if method != "GET":
+            author.note(f"{method} {call.head.path}", "")
         return partial(call.reply, *document_answer(document, code))
 
 

@@ -331,7 +331,7 @@ class Models:
             Problem: they may not.
         """
         if self.repository is None or not self.plane.loads_on_request:
-            raise method_not_allowed()
+            raise method_not_allowed(())
         return self.repository
 
     def _folder(self, model: str) -> Path:

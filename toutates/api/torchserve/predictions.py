@@ -42,6 +42,9 @@ __all__ = ["Defaults", "Predictions"]
 
 _PATH: Final = re.compile(r"/(predictions|explanations)/([^/]+)(?:/([^/]+)(?:/(.*))?)?")
 _PING: Final = "/ping"
+_PING_METHODS: Final = ("GET", "POST")
+#: The handler is told which one it is. Any other one is taken as well, but for OPTIONS.
+_PREDICTION_METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")
 #: Bytes of a body that is not looked at.
 _MAX_BODY: Final = 65_536
 
@@ -115,12 +118,12 @@ class Predictions:
         except RequestError as error:
             return _admit_problem(head, Problem(403, "AccessDeniedException", str(error)))
         if match is None:
-            if head.method not in ("GET", "HEAD", "POST"):
-                return _admit_problem(head, method_not_allowed())
+            if head.served_as not in _PING_METHODS:
+                return _admit_problem(head, method_not_allowed(_PING_METHODS))
             head.purpose = Purpose(self._doors.within(self._doors.visit(group, head), self._ping))
             return _MAX_BODY
         if head.method == "OPTIONS":
-            return _admit_problem(head, method_not_allowed())
+            return _admit_problem(head, method_not_allowed(_PREDICTION_METHODS))
         if head.coding not in ("", "gzip", "deflate"):
             raise Refused(501, "Unsupported compression type", b"accept-encoding: gzip, deflate\r\n")
         try:
@@ -233,7 +236,7 @@ def _admit_problem(head: Head, problem: Problem) -> int:
         Refused: the body is long.
     """
     if not 0 <= head.body_size <= _MAX_BODY:
-        raise Refused(problem.code, problem.message)
+        raise Refused(problem.code, problem.message, problem.fields)
     head.purpose = Purpose(partial(_reply, problem))
     return _MAX_BODY
 

@@ -218,8 +218,6 @@ class _Debug:
         hz = int(_number(asked, "hz", 100, MAX_HZ))
         weight = Weight(_choice(asked, "weight", [weight.value for weight in Weight]))
         form = _choice(asked, "format", ["html", "collapsed"])
-        if asked.head.method == "HEAD":
-            return text_response(b"")
         profiles: list[Profile] = []
         try:
             async with trio.open_nursery() as nursery:

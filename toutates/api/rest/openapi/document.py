@@ -140,7 +140,7 @@ class DocumentWriter:
             if said.body.example is not None:
                 content[JSON]["example"] = said.body.example
             operation["requestBody"] = {"content": content, "required": said.body.required}
-        operation["responses"] = {str(said.status): _answer("The answer.", said.answers), "default": _ERROR}
+        operation["responses"] = {"200": _answer("The answer.", said.answers), "default": _ERROR}
         operation |= self._security(group)
         return operation
 

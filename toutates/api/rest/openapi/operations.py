@@ -44,14 +44,12 @@ class Operation:
         answers: schemas of what it answers, by media type; none of an empty body.
         text: more of it, in Markdown.
         body: of a POST; None for none.
-        status: of its usual answer.
     """
 
     summary: str
     answers: Mapping[str, Schema]
     text: str = ""
     body: Body | None = None
-    status: int = 200
 
 
 def _object(required: tuple[str, ...] = (), /, **properties: Schema) -> Schema:
@@ -83,6 +81,14 @@ def _message(kind: type[Message]) -> Mapping[str, Schema]:
     descriptor: Any = kind.DESCRIPTOR
     return {JSON: reference(descriptor)}
 
+
+def _list_of(kind: type[Message]) -> Mapping[str, Schema]:
+    descriptor: Any = kind.DESCRIPTOR
+    return {JSON: _array(reference(descriptor))}
+
+
+_SYSTEM_STATUS: Final = pb.SystemSharedMemoryStatusResponse.RegionStatus
+_CUDA_STATUS: Final = pb.CudaSharedMemoryStatusResponse.RegionStatus
 
 _DATATYPE: Final[Schema] = {"type": "string", "enum": list(BY_NAME)}
 _SHAPE: Final = _array({"type": "integer", "format": "int64", "minimum": 0})
@@ -167,6 +173,8 @@ def shared_schemas() -> dict[str, Schema]:
         pb.ModelMetadataResponse,
         ModelConfig,
         pb.ModelStatisticsResponse,
+        _SYSTEM_STATUS,
+        _CUDA_STATUS,
     )
     for kind in kinds:
         add_schemas(kind.DESCRIPTOR, schemas, whole=kind is pb.ModelStatisticsResponse)
@@ -179,12 +187,9 @@ _BINARY_TENSORS: Final = (
     "input itself."
 )
 _EXPLICIT: Final = "Only with `--model-control-mode explicit`."
-_NOT_OFFERED: Final = {JSON: _shared("Error")}
+_SHARED: Final = "Only with `--allow-client-shm`; clients share memory with a server on the same machine."
+_CUDA_SHARED: Final = _SHARED + " It takes a GPU."
 _GENERATE_BODY: Final = Body({JSON: _shared("GenerateRequest")}, required=True)
-
-
-def _shared_memory(summary: str, body: Body | None = None) -> Operation:
-    return Operation(summary, _NOT_OFFERED, "Not offered yet.", body, status=501)
 
 
 _SYSTEM_REGION: Final = Body(
@@ -265,12 +270,12 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         {JSON: _shared("LogSettings")},
         body=Body({JSON: _shared("LogSettings")}, {}, required=True),
     ),
-    "system_status": _shared_memory("The registered regions of system shared memory"),
-    "system_register": _shared_memory("Register a region of system shared memory", _SYSTEM_REGION),
-    "system_unregister": _shared_memory("Unregister a region of system shared memory, or all"),
-    "cuda_status": _shared_memory("The registered regions of CUDA shared memory"),
-    "cuda_register": _shared_memory("Register a region of CUDA shared memory", _CUDA_REGION),
-    "cuda_unregister": _shared_memory("Unregister a region of CUDA shared memory, or all"),
+    "system_status": Operation("The registered regions of system shared memory, or one", _list_of(_SYSTEM_STATUS)),
+    "system_register": Operation("Register a region of system shared memory", {}, _SHARED, _SYSTEM_REGION),
+    "system_unregister": Operation("Unregister a region of system shared memory, or all", {}, _SHARED),
+    "cuda_status": Operation("The registered regions of CUDA shared memory, or one", _list_of(_CUDA_STATUS)),
+    "cuda_register": Operation("Register a region of CUDA shared memory", {}, _CUDA_SHARED, _CUDA_REGION),
+    "cuda_unregister": Operation("Unregister a region of CUDA shared memory, or all", {}, _CUDA_SHARED),
 }
 
 #: What is served beside the endpoints, by path.
