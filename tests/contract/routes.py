@@ -52,6 +52,8 @@ _PAGES: Final = (
 )
 _TORCHSERVE: Final = ("/ping", "/predictions/{model}", "/predictions/{model}/{version}", "/explanations/{model}")
 _MANAGEMENT: Final = ("/", "/models", "/models/{model}", "/models/{model}/{version}", "/models/{model}/1/set-default")
+#: Pages that may be longer a moment later.
+_OF_THE_MOMENT: Final = ("/metrics", "/status.json", "/debug", "/graph.svg")
 _MONITORING: Final = (
     *(
         "/",
@@ -119,6 +121,8 @@ def _head_difference(port: int, path: str) -> str:
         connection.close()
     given = {name.lower(): value for name, value in response.getheaders()}
     steady = {name for name, value in first.items() if value == again.get(name)}
+    if path.startswith(_OF_THE_MOMENT):
+        steady.discard("content-length")
     return ", ".join(
         sorted((first.keys() ^ given.keys()) | {name for name in steady if given.get(name) != first[name]})
     )
