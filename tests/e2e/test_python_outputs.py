@@ -8,6 +8,7 @@ import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import pytest
 from tests.e2e import python_models
 from tests.e2e.process import ServerProcess, running
 from tests.ensembles import MODELS, add_ensemble, add_graph, pbtxt, step
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 triton = pytest.importorskip("tritonclient.grpc", reason="has no wheel for free-threaded Python")
 triton_http = pytest.importorskip("tritonclient.http")
@@ -80,8 +81,16 @@ def execute(self, requests):
 """
 
 
+@pytest.fixture(scope="module")
+def gate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file for which a model waits."""
+    return tmp_path_factory.mktemp("gate") / "open"
+
+
 @pytest.fixture(scope="module", params=["process", "thread"])
-def server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
+def server(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest, gate: Path
+) -> Iterator[ServerProcess]:
     root = tmp_path_factory.mktemp("models")
     add_model = partial(python_models.add_model, isolation=request.param)
 
@@ -95,6 +104,8 @@ def server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     add_model(root, "unbatched", giving("np.arange(3)"), rows=0, more=MORE)
     add_model(root, "cached", giving("x.astype('f8')"), more="response_cache { enable: true }")
     add_model(root, "cached_short", "calls = 0\n" + _SHORT, more=MORE + "response_cache { enable: true }")
+    waiting = _SHORT.replace("    responses = []", _WAIT.format(gate=str(gate)))
+    add_model(root, "cached_waiting", "calls = 0\n" + waiting, more=MORE + "response_cache { enable: true }")
     add_model(root, "calling", CALLING)
     add_model(root, "sending", SENDING, more=MORE + "model_transaction_policy { decoupled: true }")
     add_model(root, "stacked", STACKED, more=_PARAMETER % "toutates.stacked" + "dynamic_batching {}")
@@ -119,6 +130,12 @@ def server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
 
 _SEQUENCES = "sequence_batching { oldest { max_candidate_sequences: 8 max_queue_delay_microseconds: 1000 } }"
 _PARAMETER = 'parameters { key: "%s" value { string_value: "true" } }\n'
+_WAIT = """
+    import os, time
+    while not os.path.exists({gate!r}):
+        time.sleep(0.005)
+    responses = []
+"""
 #: Leaves z out of its first answer alone.
 _SHORT = """
 def execute(self, requests):
@@ -267,6 +284,26 @@ def test_a_cache_does_not_keep_an_answer_that_lacks_an_output(client: Any) -> No
     assert client.infer("cached_short", [input_of()]).as_numpy("z") is None
     for _ in range(2):
         npt.assert_array_equal(client.infer("cached_short", [input_of()]).as_numpy("z"), [[1], [1]])
+
+
+def test_who_waits_for_an_answer_that_lacks_an_output_is_computed_itself(client: Any, gate: Path) -> None:
+    gate.unlink(missing_ok=True)
+
+    def hits() -> int:
+        [one] = client.get_inference_statistics("cached_waiting").model_stats
+        return int(one.inference_stats.cache_hit.count)
+
+    answers: queue.Queue[Any] = queue.Queue()
+    for _ in range(5):
+        client.async_infer("cached_waiting", [input_of()], lambda result, error: answers.put((result, error)))
+    wait_until(lambda: hits() == 4)
+    gate.touch()
+    found = [answers.get(timeout=PATIENCE_S) for _ in range(5)]
+    assert [error for _, error in found if error] == []
+    lacking = [result for result, _ in found if result.as_numpy("z") is None]
+    assert len(lacking) == 1
+    for result, _ in found:
+        npt.assert_array_equal(result.as_numpy("y"), X)
 
 
 def test_an_ensemble_sends_what_its_last_step_has_given(client: Any) -> None:

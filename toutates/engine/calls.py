@@ -451,7 +451,7 @@ class Calls:
                 counters.other += failed
 
     def _count_refused(self, call: ModelCall, error: RequestError) -> None:
-        refused = sum([count for _, count in call.requests]) or 1
+        refused = sum([count for _, count in call.requests or ((call.rows, 1),)])
         with self._lock:
             counters = self._shared_counters()
             if isinstance(error, Overloaded):

@@ -38,6 +38,6 @@ def check_cache_settings(model: str, configuration: VersionConfiguration) -> Non
 
 def with_cache(served: ServedVersion, cache: ResponseCache) -> ServedVersion:
     """The version with the cache before it."""
-    name = f"model '{served.model}' version {served.number}"
     takes_parameters = served.takes_parameters or (lambda: False)
-    return replace(served, servable=CachingServable(served.servable, cache, name, takes_parameters))
+    caching = CachingServable(served.servable, cache, served.model, served.number, takes_parameters)
+    return replace(served, servable=caching)

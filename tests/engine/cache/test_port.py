@@ -131,7 +131,7 @@ def outputs_of(*values: float) -> Outputs:
 
 def cached(inner: Inner, size: int = 1 << 20, *, reads: bool = False) -> tuple[CachingServable, ResponseCache]:
     cache = ResponseCache(size)
-    return CachingServable(inner, cache, "model 'm' version 1", lambda: reads), cache  # type: ignore[arg-type]
+    return CachingServable(inner, cache, "m", 1, lambda: reads), cache  # type: ignore[arg-type]
 
 
 @pytest.fixture

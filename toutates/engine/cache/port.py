@@ -4,6 +4,8 @@
     under way    another request computes the same: this one waits for its answer
     neither      the request goes on; its answer is kept, and handed to those that wait for it
 
+An answer that lacks an output, or none that can be kept, is nobody else's: those that wait for it are computed
+themselves, of a copy of their inputs, which are alike.
 A request that waits takes no rows. One that has a timeout or a priority of its own does not wait, and nobody waits
 for it, because its end may be its own.
 """
@@ -14,8 +16,10 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
+from toutates.engine.cache.again import Again, Asked
 from toutates.engine.cache.cutting import Part, cut, size_of
 from toutates.engine.cache.joining import joined
 from toutates.engine.cache.keys import EXACT_BYTES, OPT_OUT, contents_of, head_of, key_of, said_to_model, spans_of
@@ -37,10 +41,10 @@ MAX_HASHED_BYTES: Final = 4_194_304
 MAX_WAITING: Final = 1_024
 _OF_ITS_OWN: Final = frozenset({"timeout", "priority"})
 
+Finish = Callable[[BatchResult], None]
+
 #: For those that wait for a request which has failed by an error of our own.
 _NO_ANSWER: Final = ExecutionFailed("internal error")
-
-Finish = Callable[[BatchResult], None]
 
 
 class CachedVersion:
@@ -53,6 +57,7 @@ class CachedVersion:
         signature: its tensors.
         reads_parameters: whether an answer may depend on the request's parameters.
         on_too_large: called with the size of an answer that is larger than the cache.
+        again: computes those that have waited in vain.
 
     Attributes:
         under_way: by key, requests that compute what others may wait for. Guarded by the cache's lock.
@@ -69,6 +74,7 @@ class CachedVersion:
         signature: Signature,
         reads_parameters: Callable[[], bool],
         on_too_large: Callable[[int], None],
+        again: Again,
     ) -> None:
         self.cache = cache
         self.owner = owner
@@ -76,6 +82,7 @@ class CachedVersion:
         self.signature = signature
         self.reads_parameters = reads_parameters
         self.on_too_large = on_too_large
+        self.again = again
         self.under_way: dict[bytes, Computed] = {}
         self.lacks_outputs = False
 
@@ -86,14 +93,16 @@ class CachingWay:
     Attributes:
         inner: of the version's own port.
         packed: likewise.
+        asked: makes a copy of what such a request asks for, of its contents.
         rows: of the last request; nearly always those of the next one, because each plan has a way of its own.
         head: what keys of so many rows begin with.
     """
 
-    __slots__ = ("_start", "head", "inner", "packed", "rows")
+    __slots__ = ("_start", "asked", "head", "inner", "packed", "rows")
 
-    def __init__(self, inner: Any, start: bytes) -> None:
+    def __init__(self, inner: Any, start: bytes, asked: Callable[[Sequence[Buffer]], Asked]) -> None:
         self.inner = inner
+        self.asked = asked
         self.packed: bool = inner.packed
         self._start = start
         self.rows = 1
@@ -113,19 +122,21 @@ class Computed:
         key: of its answer.
         alone: whether nobody may wait for it.
         waiting: others that get the same answer: port, context and rows.
+        asked: what all of them ask for; None while nobody waits.
         is_over: whether nobody may join these any more.
         parts: what has come back of a request whose rows were in several batches, by position.
         ended: how many of these batches have ended.
         error: of one of them.
     """
 
-    __slots__ = ("alone", "context", "ended", "error", "is_over", "key", "parts", "waiting")
+    __slots__ = ("alone", "asked", "context", "ended", "error", "is_over", "key", "parts", "waiting")
 
     def __init__(self, context: Any, key: bytes, *, alone: bool) -> None:
         self.context = context
         self.key = key
         self.alone = alone
         self.waiting: list[tuple[CachingPort, Any, int]] = []
+        self.asked: Asked | None = None
         self.is_over = False
         self.parts: dict[int, Part] = {}
         self.ended = 0
@@ -174,7 +185,7 @@ class CachingPort:
     def way(self, row_shapes: RowShapes, outputs: Sequence[int] | None = None) -> CachingWay:
         """See ``Port``."""
         start = start_of_keys(self._version.number, row_shapes, outputs)
-        return CachingWay(self._port.way(row_shapes, outputs), start)
+        return CachingWay(self._port.way(row_shapes, outputs), start, partial(Asked, row_shapes, outputs))
 
     def add_packed(self, way: CachingWay, rows: int, context: Any, buffer: Buffer, spans: Sequence[int]) -> None:
         """See ``Port``. To find a small request of one input takes as long as a copy of its rows into a batch."""
@@ -190,7 +201,7 @@ class CachingPort:
                 else:
                     self._add_found(answer, rows, context, began_ns)
                 return
-            goes_on = self._miss(key, rows, context, began_ns, alone=False)
+            goes_on = self._miss(way, key, rows, context, began_ns, None)
         else:
             goes_on = self._look_up(way, rows, context, spans_of(buffer, spans))
         if goes_on is not None:
@@ -248,7 +259,7 @@ class CachingPort:
         key = key_of(way.head if rows == way.rows else way.head_of(rows), said, contents)
         answer = self._peek(key)
         if answer is None:
-            return self._miss(key, rows, context, began_ns, alone=alone)
+            return self._miss(way, key, rows, context, began_ns, contents, alone=alone)
         self._add_found(answer, rows, context, began_ns)
         return None
 
@@ -262,25 +273,40 @@ class CachingPort:
                 self._consumer.at_round_end(self._commit_round)
         found.setdefault(answer, []).append((context, 0, rows, None))
 
-    def _miss(self, key: bytes, rows: int, context: Any, began_ns: int, *, alone: bool) -> Any:
+    def _miss(
+        self,
+        way: CachingWay,
+        key: bytes,
+        rows: int,
+        context: Any,
+        began_ns: int,
+        contents: Sequence[Buffer] | None,
+        *,
+        alone: bool = False,
+    ) -> Any:
         """Have a request wait for another one that computes the same; or return what goes on in its context's place.
 
         Args:
+            way: of its rows.
             key: of the request. Nothing was found a moment ago.
             rows: of the request.
             context: of the request.
             began_ns: when its look-up began, monotonic nanoseconds; 0 where that was not asked.
+            contents: bytes of each input; None for what the key ends with.
             alone: whether it neither waits nor is awaited.
         """
         version, cache = self._version, self._cache
         began_ns = began_ns or time.monotonic_ns() - self._hit_ns
-        goes_on = None
+        goes_on = asked = None
+        if not alone and (awaited := version.under_way.get(key)) is not None and awaited.asked is None:
+            asked = way.asked([key[len(way.head) :]] if contents is None else contents)
         with cache.lock:
             answer = cache.peek(key)  # it may have come meanwhile, and then nobody computes it any more
             if answer is None:
                 other = None if alone or version.lacks_outputs else version.under_way.get(key)
                 took_ns = time.monotonic_ns() - began_ns
-                if other is not None and len(other.waiting) < MAX_WAITING:
+                if other is not None and len(other.waiting) < MAX_WAITING and (other.asked or asked):
+                    other.asked = other.asked or asked
                     other.waiting.append((self, context, rows))
                     cache.count_hits(version.owner, 1, took_ns)
                 else:
@@ -347,6 +373,9 @@ class CachingPort:
         try:
             if parts is not None:
                 kept = self._keep(computed.key, parts)
+        except Exception:
+            error = _NO_ANSWER
+            raise
         finally:
             self._tell_waiting(computed, kept, error, timing, finish)
 
@@ -380,11 +409,12 @@ class CachingPort:
             waiting, computed.waiting = computed.waiting, []
         if not waiting:
             return
+        if error is None and (outputs is None or outputs.missing):
+            self._compute(computed, waiting, timing)
+            return
         if outputs is not None:
             done = timing.done_ns
             timing = Timing(done, done, done, done, cached=True)
-        elif error is None:
-            error = _NO_ANSWER
         by_port: dict[CachingPort, list[PendingRequest]] = {}
         for port, context, rows in waiting:
             by_port.setdefault(port, []).append((context, 0, rows, None))
@@ -392,6 +422,13 @@ class CachingPort:
             # Another port's requests belong to another thread.
             own = finish if port is self else port._consumer.finish
             own(BatchResult(pending, outputs, error, timing))
+
+    def _compute(self, computed: Computed, waiting: Sequence[tuple[CachingPort, Any, int]], timing: Timing) -> None:
+        """Compute those that have waited for an answer that is not theirs. They stay counted as found."""
+        asked = computed.asked
+        assert asked is not None
+        for port, context, rows in waiting:
+            self._version.again.compute(asked, rows, context, port._consumer, timing)
 
     # --- what the version asks of a request, in any thread -----------------------------------------------------------
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from toutates.engine.around import AroundServable
+from toutates.engine.cache.again import Again
 from toutates.engine.cache.keys import new_version
 from toutates.engine.cache.port import CachedVersion, CachingPort
 from toutates.engine.cache.store import Owner, ResponseCache
@@ -24,20 +25,27 @@ class CachingServable(AroundServable):
     Args:
         servable: what computes.
         cache: of the server.
-        name: of the version, for the log.
+        model: its name.
+        number: of the version.
         reads_parameters: whether an answer may depend on what a request says beside its tensors.
     """
 
     def __init__(
-        self, servable: Servable, cache: ResponseCache, name: str, reads_parameters: Callable[[], bool]
+        self, servable: Servable, cache: ResponseCache, model: str, number: int, reads_parameters: Callable[[], bool]
     ) -> None:
         super().__init__(servable)
         self._cache = cache
-        self._name = name
+        self._name = f"model '{model}' version {number}"
         self._owner = Owner(servable.counters.cache)
         self._warned = False
         self._version = CachedVersion(
-            cache, self._owner, new_version(), servable.signature, reads_parameters, self._warn_of_size
+            cache,
+            self._owner,
+            new_version(),
+            servable.signature,
+            reads_parameters,
+            self._warn_of_size,
+            Again(model, number, servable),
         )
 
     def port(self, consumer: Consumer) -> Port:

@@ -1,0 +1,87 @@
+"""Requests that have waited for an answer which turns out to be no answer to all of them: each is computed itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from toutates.engine.calls import Calls, ModelCall, Outcome
+from toutates.engine.lane import RowShapes
+from toutates.engine.result import BatchResult, Outputs, PendingRequest, Timing
+from toutates.engine.servable import Buffer, Consumer, Servable
+from toutates.system.errors import RequestError
+
+__all__ = ["Again", "Asked"]
+
+
+class Asked:
+    """What alike requests ask for: a copy.
+
+    Args:
+        shapes: of one row of each input, as the graph has them.
+        outputs: indices of those that are wanted; None for all.
+        contents: bytes of each input.
+    """
+
+    __slots__ = ("contents", "outputs", "shapes")
+
+    def __init__(self, shapes: RowShapes, outputs: Sequence[int] | None, contents: Sequence[Buffer]) -> None:
+        self.shapes = shapes
+        self.outputs = None if outputs is None else tuple(outputs)
+        self.contents = [bytes(content) for content in contents]
+
+
+class Again:
+    """Computes requests from any thread. They are counted where they came in.
+
+    Args:
+        model: its name, for errors.
+        number: of the version.
+        servable: what computes.
+    """
+
+    def __init__(self, model: str, number: int, servable: Servable) -> None:
+        self._servable = servable
+        self._calls = Calls(model, number, servable)
+
+    def compute(self, asked: Asked, rows: int, context: Any, consumer: Consumer, timing: Timing) -> None:
+        """Have a request computed.
+
+        Args:
+            asked: what it asks for.
+            rows: of it.
+            context: of it.
+            consumer: whose request it is, and who is told.
+            timing: of what it has waited for.
+        """
+
+        def tell(outcome: Outcome) -> None:
+            outputs = outcome.outputs
+            if outputs is not None and outcome.is_whole:
+                outputs = self._with_whole_texts(outputs, rows)
+            pending: list[PendingRequest] = [(context, outcome.first, rows, None)]
+            consumer.finish(BatchResult(pending, outputs, outcome.error, outcome.timing))
+
+        call = ModelCall(
+            rows,
+            tell,
+            asked.outputs,
+            is_wanted=lambda by_ns: consumer.is_wanted(context, by_ns),
+            requests=((rows, 0),),
+            about=lambda: consumer.about(context),
+        )
+        inputs = self._servable.signature.inputs
+        shapes = tuple([(index, inputs[index].to_wire(shape)) for index, shape in asked.shapes])
+        try:
+            self._calls.submit(call, shapes, asked.contents)
+        except RequestError as error:
+            consumer.finish(BatchResult([(context, 0, rows, None)], None, error, timing))
+
+    def _with_whole_texts(self, outputs: Outputs, rows: int) -> Outputs:
+        """Outputs that were joined of several batches: their BYTES are no rows."""
+        forms = dict(outputs.forms or {})
+        for index, spec in enumerate(self._servable.signature.outputs):
+            if not spec.datatype.size:
+                forms[index] = spec.datatype, (rows, *spec.to_wire(outputs.row_shapes[index]))
+        return replace(outputs, forms=forms or None)
