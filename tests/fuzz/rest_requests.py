@@ -139,7 +139,12 @@ def _array(rng: random.Random, datatype: str, count: int) -> str:
     while rng.random() < 0.3:
         at = rng.randint(0, len(items))
         items = [*items[:at], f"[{','.join(items[at:])}]"] if rng.random() < 0.7 else [f"[{item}]" for item in items]
-    return f"[{rng.choice((',', ',', ', ')).join(items)}]"
+    text = f"[{rng.choice((',', ',', ', ')).join(items)}]"
+    if rng.random() < 0.05:  # brackets where none belong, in pairs or not
+        for bracket in rng.choice(("[]", "[", "]")):
+            at = rng.randint(0, len(text))
+            text = text[:at] + bracket + text[at:]
+    return text
 
 
 # --- what must hold --------------------------------------------------------------------------------------------------

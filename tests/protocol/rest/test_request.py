@@ -311,9 +311,20 @@ def test_a_layout_finds_what_requests_without_an_id_differ_in() -> None:
     assert found is not None
     layout = form.layout(b"k", found, text, len(text))
     assert layout is not None
-    assert (layout.key, layout.head + b"[1,2]" + layout.tail) == (b"k", text)
+    assert (layout.key, layout.head + b"1,2" + layout.tail) == (b"k", text)
     assert layout.read(text.replace(b"[1,2]", b"[[3],[4]]")) == b"\x03\x04"
-    for spoiled in (b"[1]", b'[1,2],"data":[1,2]', b"", b"[1,2", b'[1,"2"]', b"[1],[2]"):
+    for spoiled in (
+        b"[1]",
+        b'[1,2],"data":[1,2]',
+        b"",
+        b"[1,2",
+        b'[1,"2"]',
+        b"[1],[2]",
+        b"[1],2",
+        b"[[1],[2",
+        b"[[1,2]3",
+        b"[1[,]2]",
+    ):
         assert layout.read(text.replace(b"[1,2]", spoiled)) is None
     assert layout.read(text + b" ") is None
     assert layout.read(layout.head) is None

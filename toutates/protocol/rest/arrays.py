@@ -53,7 +53,7 @@ _SPACES: Final = bytes.maketrans(b"[]", b"  ")
 #: From here on NumPy is quicker to see whether brackets are in pairs.
 _MANY_BRACKETS: Final = 512
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]"))
-_EMPTY: Final = re.compile(rb"\[\s*\]")
+_BLANKS: Final = b" \t\r\n"
 _SHORT_INFINITY: Final = re.compile(rb"\bInf\b")
 #: Exponents near the ends of what a double holds: ``msgspec`` takes 10 us for such a number, and ``json`` 0.7.
 _FAR_EXPONENT: Final = re.compile(rb"e[+-]?0*[2-9][0-9]{2}")
@@ -277,6 +277,8 @@ class NumberReader:
         packed: list[bytes] = []
         left = self._count
         depth = 0
+        if at >= end:
+            raise Unreadable
         while at < end:
             cut = buffer.find(b",", at + PIECE_BYTES, end)
             if cut < 0:
@@ -285,7 +287,7 @@ class NumberReader:
                 raise Unreadable  # blanks, or a number of more digits than anybody needs
             piece = buffer[at:cut]
             if b"[" in piece or b"]" in piece:
-                depth = _depth_after(piece, depth, last=cut == end)
+                depth = _depth_after(piece, depth, first=not packed, last=cut == end)
                 piece = piece.translate(_SPACES)
             values = self._decode_piece(b"[%b]" % piece)
             before = self._count - left
@@ -380,8 +382,9 @@ def _packing(datatype: Datatype, count: int) -> str:
 def _flat(text: bytes) -> bytes:
     """A nested array of numbers, which begins with two brackets, as a flat one.
 
-    The brackets become blanks once they are seen to be in pairs. Around an element there is then nothing that would not
-    stand there without them; around no element there would be nothing at all, so empty arrays are not taken.
+    The brackets become blanks once they are seen to be in pairs, each with an element behind the first and before the
+    second. Then what is left is a list of elements only if that with the brackets is one: what they would part or join
+    otherwise, as in ``1[,]2``, has no element there. So empty arrays are not taken.
 
     Raises:
         Unreadable: the brackets do not fit, or something is empty.
@@ -396,23 +399,30 @@ def _flat(text: bytes) -> bytes:
             if not inner:
                 break
             inner = inner.replace(b"[]", b"")
-        if inner or _EMPTY.search(text):
+        if inner or _has_gaps(text):
             raise Unreadable
     return b"[%b]" % text[1:-1].translate(_SPACES)
 
 
-def _depth_after(piece: bytes, depth: int, *, last: bool) -> int:
+def _has_gaps(text: bytes) -> bool:
+    """Whether a bracket has no element, or array of elements, on its inner side."""
+    compact = text.translate(None, _BLANKS)
+    return b",]" in compact or b"[," in compact or b"[]" in compact
+
+
+def _depth_after(piece: bytes, depth: int, *, first: bool = True, last: bool) -> int:
     """How deep an array of numbers is after a piece of it that ends at a comma, or with it.
 
     Args:
         piece: one with brackets; the first one begins with the array's first.
         depth: before the piece.
+        first: whether the array begins with the piece; a comma is before any other.
         last: whether the array has to end with the piece, and not before.
 
     Raises:
         Unreadable: it does not, or is too deep, or something in it is empty.
     """
-    if _EMPTY.search(piece):
+    if _has_gaps(piece if first and last else (b"" if first else b",") + piece + (b"" if last else b",")):
         raise Unreadable
     brackets = np.frombuffer(piece.translate(None, _NOT_BRACKETS), np.uint8)
     depths = depth + np.cumsum(np.where(brackets == ord("["), 1, -1))

@@ -128,8 +128,8 @@ class Layout:
 
     Attributes:
         key: what the requests have in common beside their bodies.
-        head: the JSON up to the only array; all of it, where there is none.
-        tail: the JSON behind the array.
+        head: the JSON up to the first bracket of the only array; all of it, where there is none.
+        tail: the JSON from the array's last bracket on.
         spans: where each input begins and ends, flat: in the body, or in what ``reader`` reads.
         reader: of the array; None where there is none.
     """
@@ -149,7 +149,8 @@ class Layout:
         if self.reader is None or not body.endswith(self.tail):
             return None
         try:
-            return self.reader.read(body, len(self.head), len(body) - len(self.tail))
+            # The reader takes what begins and ends with these brackets, and looks at neither.
+            return self.reader.read(body, len(self.head) - 1, len(body) - len(self.tail) + 1)
         except Unreadable:
             return None
 
@@ -238,7 +239,7 @@ class Form:
             return Layout(key, head, b"", [len(head) + offset for offset in self._spans], None)
         if self.without_id and self._reader is not None:
             start, stop = found[3]
-            head, tail = bytes(buffer[body_start:start]), bytes(buffer[stop:json_end])
+            head, tail = bytes(buffer[body_start : start + 1]), bytes(buffer[stop - 1 : json_end])
             return Layout(key, head, tail, (0, self._reader.size), self._reader)
         return None
 
