@@ -119,6 +119,12 @@ EFFECTS: Final[list[tuple[str, str, str, object]]] = [
         "rest",
         RestSettings(restrictions=(RestrictedProtocol(("inference", "trace"), "X-Key", "s=:"),)),
     ),
+    (
+        "--cors-origin",
+        "https://App.example:443,http://localhost:80,http://[::1]:3000",
+        "rest",
+        RestSettings(cross_origin=("https://app.example", "http://localhost", "http://[::1]:3000")),
+    ),
     ("--http-header-forward-pattern", "^x-", "rest", RestSettings(forwarded=re.compile("^x-", re.IGNORECASE))),
     ("--metrics-addr", "[::1]:99", "metrics_addr", Address("::1", 99)),
     ("--access-file", "access.yaml", "access_file", Path("access.yaml")),

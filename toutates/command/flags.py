@@ -28,6 +28,7 @@ from toutates.command.values import (
     libraries,
     model_name,
     names,
+    origins,
     positive,
     providers,
     rate_limit,
@@ -429,6 +430,13 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
             "let only callers with one of the keys in this file, one in each line, use the APIs for text",
             read=_path,
             unset="everybody",
+        ),
+        Flag(
+            "cors-origin",
+            "ORIGIN,...",
+            "let pages of these origins, such as https://app.example, read answers over HTTP (CORS); '*' for all",
+            read=origins,
+            unset="none",
         ),
         Flag(
             "http-header-forward-pattern",

@@ -36,6 +36,7 @@ __all__ = [
     "libraries",
     "model_name",
     "names",
+    "origins",
     "positive",
     "providers",
     "rate_limit",
@@ -49,6 +50,9 @@ __all__ = [
 
 Reader = Callable[[str], Any]
 
+#: Of lower-case letters, as browsers write it (RFC 6454 section 6.2).
+_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
+_DEFAULT_PORT: Final = re.compile(r"(?<=^http:)(//.*):80$|(?<=^https:)(//.*):443$")
 _PROVIDERS: Final = {"trt": "tensorrt"} | {name: name for name in ("auto", *PROVIDERS)}
 
 
@@ -200,6 +204,21 @@ def url_prefixes(text: str) -> tuple[str, ...]:
                 "is not the beginning of a URL",
                 value=prefix,
                 remedy="write one such as https://models.example/archives/",
+            )
+    return found
+
+
+def origins(text: str) -> tuple[str, ...]:
+    """Origins of pages as browsers name them, separated by commas; or "*" alone, for all."""
+    found = tuple(_DEFAULT_PORT.sub(r"\1\2", one.lower()) for one in names(text))
+    for origin in found:
+        if origin == "*" and len(found) > 1:
+            raise ConfigurationError("'*' means all origins, so no other may be named", value=text, remedy="choose one")
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise ConfigurationError(
+                "is not an origin",
+                value=origin,
+                remedy="write a scheme, a host and perhaps a port: https://app.example",
             )
     return found
 

@@ -6,7 +6,7 @@ There is no socket, clock, task or thread in here, and nothing of the rest of th
 from toutates.http1.body_memory import BodyMemory
 from toutates.http1.coding import Deflater
 from toutates.http1.connection import Connection, Receiving
-from toutates.http1.exchange import Answers, Request
+from toutates.http1.exchange import Answers, Request, Responder
 from toutates.http1.head import Head
 from toutates.http1.limits import Limits
 from toutates.http1.responses import Refused, encode_fields
@@ -21,5 +21,6 @@ __all__ = [
     "Receiving",
     "Refused",
     "Request",
+    "Responder",
     "encode_fields",
 ]

@@ -36,9 +36,13 @@ class Responder(Protocol):
         write_refusal: gives the fields and the body of a refusal.
     """
 
-    link: Any
-    owner: Any
     write_refusal: Callable[[Refused], tuple[bytes, bytes]]
+
+    @property
+    def link(self) -> Any: ...
+
+    @property
+    def owner(self) -> Any: ...
 
     def reply(self, request: Any, parts: Sequence[Buffer], length: int, /) -> None:
         """Give the whole answer to a request that succeeded and is no HEAD. Does nothing once it is no longer open.

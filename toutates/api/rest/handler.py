@@ -20,6 +20,7 @@ from toutates.api.doors import Doors
 from toutates.api.limited import check_names, only
 from toutates.api.rest.answers import METHOD_NOT_ALLOWED, NOT_FOUND, Answer, allow_field, error_answer, refusal
 from toutates.api.rest.calls import Purpose, RestHttpCall
+from toutates.api.rest.cross_origin import CrossOrigin
 from toutates.api.rest.endpoints import Route, find_route
 from toutates.api.rest.on_demand import waiting_for_model
 from toutates.api.rest.slow_answers import SlowAnswers
@@ -63,11 +64,13 @@ class RestSettings:
         max_input_bytes: bytes of a request's JSON, of its only input where it has no JSON, and of one tensor of JSON.
         restrictions: groups of endpoints that only callers with a secret may use.
         forwarded: names of header fields that models get as parameters; None for none.
+        cross_origin: origins whose pages may read answers, see ``CrossOrigin``; none for those of no other one.
     """
 
     max_input_bytes: int = 67_108_864
     restrictions: tuple[RestrictedProtocol, ...] = ()
     forwarded: re.Pattern[str] | None = None
+    cross_origin: tuple[str, ...] = ()
 
 
 class Api(Protocol):
@@ -98,9 +101,10 @@ class RestHandler:
         torchserve: has TorchServe's inference API served too; None for not.
         text: has the APIs for text; None for none.
         parking: where requests wait for models that are loaded on demand; None where none are.
-    """
 
-    call_class: type[HttpCall] = RestHttpCall
+    Attributes:
+        call_class: see ``Handler``.
+    """
 
     def __init__(
         self,
@@ -129,6 +133,10 @@ class RestHandler:
         self._doors = doors
         self._text = text
         self._parking = parking
+        self._cross_origin = CrossOrigin(settings.cross_origin) if settings.cross_origin else None
+        self.call_class: type[HttpCall] = RestHttpCall
+        if self._cross_origin is not None:
+            self.call_class = self._cross_origin.call_class
         self._predictions: Predictions | None = None
         if torchserve is not None:
             most = min(settings.max_input_bytes, worker.limits.max_message_size)
@@ -143,6 +151,9 @@ class RestHandler:
             Refused: it gets no further.
         """
         doors = self._doors
+        preflight = None if self._cross_origin is None else self._cross_origin.preflight(head)
+        if preflight is not None:
+            return _admit(head, lambda call: call.reply(*preflight))
         if head.path in self._pages:
             if head.served_as != "GET":
                 return self._refuse_method(head, ("GET",))
