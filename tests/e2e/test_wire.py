@@ -175,9 +175,9 @@ def test_a_call_needs_one_whole_message(client: Client, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/json", "application/grpcx"])
-def test_another_content_type_is_unsupported(client: Client, content_type: str) -> None:
+def test_another_content_type_is_a_request_of_rest(client: Client, content_type: str) -> None:
     answer = client.call(INFER, infer_message(), [("content-type", content_type)])
-    assert answer.headers[":status"] == "415"
+    assert (answer.headers[":status"], answer.data) == ("404", b'{"error":"Not Found"}')
     assert_inferred(client.call(INFER, infer_message()).data[5:])
 
 

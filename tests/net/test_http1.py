@@ -30,7 +30,7 @@ def serving(limits: Limits | None = None, **more: Any) -> Iterator[tuple[Running
     handler = EchoHandler()
 
     def serve(worker: Worker, grpc: GrpcService) -> Service:
-        return ByFirstBytes(grpc, HttpService(worker, handler))
+        return ByFirstBytes(grpc, HttpService(worker, handler), grpc)
 
     with running(limits, serve=serve, **more) as server:
         yield server, handler

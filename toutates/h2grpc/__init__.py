@@ -30,6 +30,7 @@ from toutates.h2grpc.method import (
     Variant,
     method_table,
 )
+from toutates.h2grpc.plain import PlainCall
 from toutates.h2grpc.responder import Responder
 from toutates.h2grpc.status import CallRefused, GrpcError, LimitExceeded, Metadata, Status
 from toutates.h2grpc.stream import Buffer
@@ -53,6 +54,7 @@ __all__ = [
     "Metadata",
     "Method",
     "NoMethods",
+    "PlainCall",
     "RequestEnded",
     "Responder",
     "ServerConnection",

@@ -34,6 +34,7 @@ from toutates.h2grpc.limits import Limits
 from toutates.h2grpc.messages import PREFIX_SIZE
 from toutates.h2grpc.method import Method
 from toutates.h2grpc.parts import Parts
+from toutates.h2grpc.plain import Admit
 from toutates.h2grpc.preface import REFUSALS, Opening, http1_answer, recognise
 from toutates.h2grpc.receiver import Receiver
 from toutates.h2grpc.shared import Shared
@@ -58,6 +59,10 @@ class ServerConnection:
         dirty: the driver's list of connections with output. What ``bind`` was given is appended when there is some.
         response_encoding: ``gzip`` or ``deflate`` for the responses of compressible methods, "" for none.
         shared: what the connections of one driver share; None if this connection shares nothing.
+        admit: judges requests that are no gRPC, which become events then; None has them refused.
+
+    Attributes:
+        carrier: what the driver has for such requests; None until it sets it.
     """
 
     #: HTTP/2 has windows for this
@@ -75,6 +80,7 @@ class ServerConnection:
         "_requests",
         "behind",
         "blocks",
+        "carrier",
         "deadlines",
         "direct",
         "frame_loop",
@@ -98,9 +104,10 @@ class ServerConnection:
         *,
         response_encoding: str = "",
         shared: Shared | None = None,
+        admit: Admit | None = None,
     ) -> None:
         shared = shared or Shared()
-        parts = Parts(methods, limits, dirty, response_encoding, shared)
+        parts = Parts(methods, limits, dirty, response_encoding, shared, admit)
         self._limits = limits
         self._limit_hits = shared.limit_hits
         self._http_fields = shared.http_fields
@@ -122,6 +129,7 @@ class ServerConnection:
         self._foresight = Foresight(parts, self._direct_receive)
         self.frame_loop = FrameLoop(parts, self._receiver, self._direct_receive)
         self._preface_seen = False
+        self.carrier: Any = None
         self.responder = parts.responder
         self.deadlines = parts.deadlines
         self.streams = parts.table.streams
@@ -558,7 +566,7 @@ class ServerConnection:
 
 def _is_open(event: Event) -> bool:
     """Whether an event is not that of a call which has ended before its handler heard of it."""
-    if event.__class__ is Call:
+    if isinstance(event, Call):
         return event.open
     return not isinstance(event, LargeRequest) or event.call.open
 

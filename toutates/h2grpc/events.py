@@ -133,7 +133,7 @@ class ConnectionTerminated:
 
 
 Event = (
-    Call
+    Call  # and ``plain.PlainCall``, which is one
     | LargeRequest
     | StreamOpened
     | MessageReceived

@@ -65,6 +65,7 @@ class FrameLoop:
         "_header_reader",
         "_largest_block",
         "_largest_frame",
+        "_plain",
         "_queue",
         "_receiver",
         "_remembered",
@@ -87,6 +88,7 @@ class FrameLoop:
         self._header_reader = parts.header_reader
         self._largest_block = limits.max_header_block_size
         self._largest_frame = limits.max_frame_size
+        self._plain = parts.plain
         self._queue = parts.queue
         self._receiver = receiver
         self._remembered = parts.header_reader.memory
@@ -223,6 +225,10 @@ class FrameLoop:
                             enough -= length * DECODING_BYTES
                             stop = min(stop, enough)
                         if head.method is None:
+                            end = self._plain.take_whole(data, at, stream_id, head, events) if head.plain else 0
+                            if end:
+                                at = end
+                                continue
                             self._receiver.open_refused_stream(stream_id, head, now_ns, events)
                             enough -= SLOW_FRAME_BYTES
                             stop = min(stop, enough)

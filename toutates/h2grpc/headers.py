@@ -15,14 +15,21 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
+from toutates.h2grpc.header_field import HeaderField
 from toutates.h2grpc.hpack_decoder import HeaderBlockError, HpackDecoder
 from toutates.h2grpc.limits import Limits
 from toutates.h2grpc.method import Method
-from toutates.h2grpc.request_head import RequestHead, RequestJudge, trailers_complaint
+from toutates.h2grpc.request_head import (
+    MAX_REMEMBERED_LIST_BYTES,
+    PlainRequestHead,
+    RequestHead,
+    RequestJudge,
+    trailers_complaint,
+)
 from toutates.h2grpc.status import CallRefused, Metadata, Status, encode_message
 
 __all__ = [
@@ -30,6 +37,7 @@ __all__ = [
     "OK_TRAILERS",
     "HeaderBlockError",
     "HeaderReader",
+    "PlainRequestHead",
     "RequestHead",
     "encode_block",
     "error_block",
@@ -48,13 +56,20 @@ class HeaderReader:
         methods: the services' table, by ``:path``.
         limits: bounds on the size of header lists and on what is remembered.
         response_encoding: how to compress the responses of compressible methods when the client accepts it.
+        admit: judges plain HTTP (``plain.Admit``); None where that is refused.
     """
 
-    def __init__(self, methods: Mapping[bytes, Method], limits: Limits, response_encoding: str = "") -> None:
+    def __init__(
+        self,
+        methods: Mapping[bytes, Method],
+        limits: Limits,
+        response_encoding: str = "",
+        admit: Callable[[Sequence[HeaderField], int], tuple[Any, int]] | None = None,
+    ) -> None:
         self._limits = limits
         # Decoding stops at this bound, which ends the connection; the judge's lower bound fails a call.
         self.decoder = HpackDecoder(2 * limits.max_header_list_size)
-        self._judge = RequestJudge(methods, limits, response_encoding)
+        self._judge = RequestJudge(methods, limits, response_encoding, admit)
         #: block -> head, for blocks that leave the dynamic table as it is now
         self.memory: dict[bytes, RequestHead] = {}
 
@@ -71,7 +86,13 @@ class HeaderReader:
         if decoder.table_changes != before:
             self.memory.clear()
         elif len(block) <= MAX_REMEMBERED_BYTES and head.error.__class__ is not CallRefused:
-            if len(self.memory) >= self._limits.header_memory_entries:
+            entries = self._limits.header_memory_entries
+            if isinstance(head, PlainRequestHead):
+                # What the driver makes of them takes several times their bytes.
+                if head.cost or list_size > MAX_REMEMBERED_LIST_BYTES:
+                    return head
+                entries >>= 2
+            if len(self.memory) >= entries:
                 self.memory.clear()
             self.memory[block] = head
         return head

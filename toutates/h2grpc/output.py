@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from toutates.h2grpc.stream import Buffer
 
-__all__ = ["BULKY_BYTES", "SMALL_PART_BYTES", "Output", "part_of_its_own"]
+__all__ = ["BULKY_BYTES", "SMALL_PART_BYTES", "Output", "coalesce", "part_of_its_own"]
 
 #: Buffers at least this long are given to the kernel as they are, instead of being joined with others first.
 BULKY_BYTES = 65_536
@@ -54,3 +55,20 @@ def part_of_its_own(view: memoryview, together: int = 0) -> memoryview:
     whole: Any = view.obj
     size: int = getattr(whole, "nbytes", 0) or len(whole)  # of an array or a memoryview; of bytes
     return memoryview(bytes(view)) if size > 4 * (together or len(view)) + SMALL_PART_BYTES else view
+
+
+def coalesce(buffers: Iterable[Buffer]) -> list[Buffer]:
+    """Join neighbouring small buffers: otherwise a message would become a frame per piece."""
+    joined: list[Buffer] = []
+    small: list[Buffer] = []
+    for buffer in buffers:
+        if len(buffer) < BULKY_BYTES:
+            small.append(buffer)
+            continue
+        if small:
+            joined.append(b"".join(small))
+            small = []
+        joined.append(buffer)
+    if small:
+        joined.append(b"".join(small))
+    return joined

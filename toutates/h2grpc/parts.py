@@ -13,6 +13,7 @@ from toutates.h2grpc.headers import HeaderReader
 from toutates.h2grpc.limits import Limits
 from toutates.h2grpc.method import Method
 from toutates.h2grpc.output import Output
+from toutates.h2grpc.plain import Admit, PlainRequests
 from toutates.h2grpc.read_buffer import ReadBuffer
 from toutates.h2grpc.request_memory import RequestMemory
 from toutates.h2grpc.requests import Requests
@@ -41,6 +42,7 @@ class Parts:
         dirty: list[Any],
         response_encoding: str,
         shared: Shared,
+        admit: Admit | None,
     ) -> None:
         self.limits = limits
         self.shared = shared
@@ -51,9 +53,19 @@ class Parts:
         self.queue = ResponseQueue(self.windows, self.settings, self.output, shared.budget)
         self.held = RequestMemory(limits, shared.budget)
         self.responder = Responder(self.output, self.settings, self.windows, self.table, self.queue, self.held, shared)
-        self.requests = Requests(limits, self.held, self.responder, shared)
+        self.plain = PlainRequests(
+            limits,
+            self.settings,
+            self.table,
+            self.windows,
+            self.held,
+            self.responder,
+            shared.wire,
+            shared.limit_hits,
+        )
+        self.requests = Requests(limits, self.held, self.responder, shared, self.plain)
         self.blocks = HeaderBlocks(limits, shared.budget)
-        self.header_reader = HeaderReader(methods, limits, response_encoding)
+        self.header_reader = HeaderReader(methods, limits, response_encoding, admit)
         self.deadlines = Deadlines()
         self.goodbye = Goodbye(self.table, self.settings, self.output)
         self.spending = Spending(limits)

@@ -31,8 +31,9 @@ from toutates.h2grpc.frames import (
     FrameType,
     pack_frame,
 )
-from toutates.h2grpc.headers import RequestHead
+from toutates.h2grpc.headers import PlainRequestHead, RequestHead
 from toutates.h2grpc.parts import Parts
+from toutates.h2grpc.plain import PlainCall
 from toutates.h2grpc.responder import FRAMES_AT_ONCE
 from toutates.h2grpc.status import CallRefused, LimitExceeded
 from toutates.h2grpc.streams import IDLE, PEER_RESET, Input
@@ -267,7 +268,7 @@ class Receiver:
         self._requests.complete(call, events)
 
     def open_refused_stream(self, stream_id: int, head: RequestHead, now_ns: int, events: list[Event]) -> None:
-        """Open a stream whose head names no method that may be called; its call ends with an error."""
+        """Open a stream whose head names no method that may be called: that of plain HTTP, or one that is refused."""
         try:
             self._open_stream(END_HEADERS, stream_id, head, now_ns, events)
         except StreamFault as fault:
@@ -289,7 +290,12 @@ class Receiver:
             raise StreamFault(stream_id, ErrorCodes.PROTOCOL_ERROR, head.malformed)
         if isinstance(head.error, CallRefused):
             self._spend("resets", "calls that are refused", now_ns, head.error.cost)
-        call = Call(self._responder, stream_id, head, self._settings.stream_window, self._limits.stream_window)
+        make = Call
+        if isinstance(head, PlainRequestHead):
+            make = PlainCall
+            if head.cost:
+                self._spend("resets", "requests that are refused", now_ns, head.cost)
+        call = make(self._responder, stream_id, head, self._settings.stream_window, self._limits.stream_window)
         table.streams[stream_id] = call
         if head.timeout_ns is not None:
             self._deadlines.set(call, now_ns)
@@ -300,6 +306,8 @@ class Receiver:
             self._requests.complete(call, events)
         elif head.error is not None:
             self._requests.refuse(call, head.error)
+        elif isinstance(call, PlainCall):
+            self._requests.plain.begin(call, events)
 
     def begin_stream(self, call: Call, events: list[Event]) -> bool:
         """Have the driver start a streaming call's handler, if there is memory for its task; whether there is.
@@ -348,6 +356,8 @@ class Receiver:
                 self._requests.landed(call, unchecked, events)
             else:
                 self._requests.feed(call, body, events)
+        elif body and call.open and isinstance(call, PlainCall):
+            self._requests.plain.feed(call, body, events)
         if stream_id not in self._table.streams:
             return  # the call was answered with an error, which closed the stream
         if flags & END_STREAM:

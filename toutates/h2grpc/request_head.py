@@ -11,8 +11,8 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 from toutates.h2grpc.header_field import TIMEOUT, HeaderField, Pair, complaint
 from toutates.h2grpc.limits import Limits
@@ -20,7 +20,7 @@ from toutates.h2grpc.messages import ENCODINGS
 from toutates.h2grpc.method import Method
 from toutates.h2grpc.status import GrpcError, LimitExceeded, Status, parse_timeout
 
-__all__ = ["RequestHead", "RequestJudge", "trailers_complaint"]
+__all__ = ["PlainRequestHead", "RequestHead", "RequestJudge", "trailers_complaint"]
 
 #: Verdicts on larger lists are not remembered: 128 of them would be megabytes per connection.
 MAX_REMEMBERED_LIST_BYTES: Final = 4_096
@@ -33,7 +33,9 @@ class RequestHead:
         fields: the header list as received, in order.
         method: the method called; None when the request is refused.
         malformed: why the request breaks RFC 9113 section 8 (a stream error); "" when it does not.
-        not_grpc: whether this is plain HTTP, answered with 415; ``http_method`` tells HEAD apart.
+        not_grpc: whether this is plain HTTP; where the driver has no use for that, it is answered with 415, and
+            ``http_method`` tells HEAD apart.
+        plain: what the driver makes of a request that is plain HTTP (``plain.PlainHead``); None for others.
         error: the status that ends the call before its message is looked at.
         timeout_ns: the call's ``grpc-timeout``.
         encoding: the ``grpc-encoding`` of the messages that follow.
@@ -53,6 +55,9 @@ class RequestHead:
         "response_encoding",
         "timeout_ns",
     )
+
+    #: a class attribute, because calls of gRPC never have another
+    plain: Any = None
 
     def __init__(self, fields: tuple[HeaderField, ...] = ()) -> None:
         self.fields = fields
@@ -95,6 +100,25 @@ class RequestHead:
         ]
 
 
+class PlainRequestHead(RequestHead):
+    """The same of a request that is plain HTTP, which the driver has judged.
+
+    Attributes:
+        plain: its verdict.
+        cost: for how many reset streams the request counts; where that is not 0, it is not remembered.
+    """
+
+    __slots__ = ("cost", "plain")
+
+    def __init__(self, verdict: RequestHead, fields: tuple[HeaderField, ...], plain: Any, cost: int) -> None:
+        super().__init__(fields)
+        self.not_grpc = True
+        self.http_method = verdict.http_method
+        self.content_length = verdict.content_length
+        self.plain = plain
+        self.cost = cost
+
+
 _RESERVED_NAMES = frozenset((b"content-type", b"te", b"user-agent", b"content-length"))
 
 
@@ -119,10 +143,18 @@ class RequestJudge:
         methods: the services' table, by ``:path``.
         limits: bounds on the size of header lists and on what is remembered.
         response_encoding: how to compress the responses of compressible methods when the client accepts it.
+        admit: judges plain HTTP (``plain.Admit``); None where that is refused.
     """
 
-    def __init__(self, methods: Mapping[bytes, Method], limits: Limits, response_encoding: str) -> None:
+    def __init__(
+        self,
+        methods: Mapping[bytes, Method],
+        limits: Limits,
+        response_encoding: str,
+        admit: Callable[[Sequence[HeaderField], int], tuple[Any, int]] | None = None,
+    ) -> None:
         self._methods = methods
+        self._admit = admit
         self._limits = limits
         self._response_encoding = response_encoding
         #: stand-ins -> the verdict on them, and the index of their ``grpc-timeout``, or -1
@@ -140,7 +172,9 @@ class RequestJudge:
                 self.verdicts[stand_ins] = known
         verdict, timeout_at = known
         if verdict.malformed or verdict.not_grpc:
-            return verdict.with_fields(fields, None)
+            if verdict.malformed or self._admit is None:
+                return verdict.with_fields(fields, None)
+            return PlainRequestHead(verdict, fields, *self._admit(fields, list_size))
         limit = self._limits.max_header_list_size
         if list_size > limit:
             text = f"received metadata size exceeds the limit ({list_size} vs. {limit})"

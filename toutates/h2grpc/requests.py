@@ -13,6 +13,7 @@ from toutates.h2grpc.frames import ErrorCodes
 from toutates.h2grpc.limits import Limits
 from toutates.h2grpc.message_memory import MessageMemory
 from toutates.h2grpc.messages import PREFIX_SIZE, MessageAssembler
+from toutates.h2grpc.plain import PlainCall, PlainRequests
 from toutates.h2grpc.request_memory import RequestMemory
 from toutates.h2grpc.responder import Responder
 from toutates.h2grpc.shared import Shared
@@ -34,20 +35,24 @@ class Requests:
         held: counts the memory of incomplete requests.
         responder: answers requests that are refused.
         shared: what all connections of the driver share.
+        plain: has the requests that are no gRPC.
 
     Attributes:
         now_ns: the time of the current read.
     """
 
-    __slots__ = ("_held", "_inflater", "_limit_hits", "_limits", "_pool", "_responder", "now_ns")
+    __slots__ = ("_held", "_inflater", "_limit_hits", "_limits", "_pool", "_responder", "now_ns", "plain")
 
-    def __init__(self, limits: Limits, held: RequestMemory, responder: Responder, shared: Shared) -> None:
+    def __init__(
+        self, limits: Limits, held: RequestMemory, responder: Responder, shared: Shared, plain: PlainRequests
+    ) -> None:
         self._limits = limits
         self._held = held
         self._responder = responder
         self._inflater = shared.inflater
         self._limit_hits = shared.limit_hits
         self._pool = shared.pool
+        self.plain = plain
         self.now_ns = 0
 
     def feed(self, call: Call, body: memoryview, events: list[Event]) -> None:
@@ -133,7 +138,9 @@ class Requests:
         head = call.head
         if not call.open:
             return
-        if head.not_grpc:
+        if isinstance(call, PlainCall):
+            self.plain.complete(call, events)
+        elif head.not_grpc:
             self._responder.refuse_plain_http(call)
         elif head.error is not None:
             self.refuse(call, head.error)

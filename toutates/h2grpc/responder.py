@@ -11,15 +11,16 @@ from toutates.h2grpc.frames import (
     CONTINUATION,
     END_HEADERS,
     END_STREAM,
+    FRAME_HEAD,
     HEADERS,
     MAX_WINDOW,
     ErrorCodes,
     pack_frame,
     pack_rst_stream,
 )
-from toutates.h2grpc.headers import OK_TRAILERS, error_block, plain_http_block, response_block
+from toutates.h2grpc.headers import OK_TRAILERS, encode_block, error_block, plain_http_block, response_block
 from toutates.h2grpc.messages import PREFIX, compress
-from toutates.h2grpc.output import BULKY_BYTES, Output
+from toutates.h2grpc.output import BULKY_BYTES, Output, coalesce
 from toutates.h2grpc.request_memory import RequestMemory
 from toutates.h2grpc.response_queue import ResponseQueue
 from toutates.h2grpc.settings import Settings
@@ -36,6 +37,7 @@ __all__ = ["FRAMES_AT_ONCE", "Responder"]
 #: trailers included.
 FRAMES_AT_ONCE = 512
 
+_CONTINUE = encode_block([(b":status", b"100")])
 _NOT_GRPC_TEXT = b"This port speaks gRPC: POST with content-type application/grpc.\n"
 
 
@@ -191,7 +193,7 @@ class Responder:
         if call.head.response_encoding:
             flag, buffers = 1, [compress(b"".join(buffers), call.head.response_encoding)]
         buffers.insert(0, PREFIX.pack(flag, sum(map(len, buffers))))
-        self._send_data(call, _coalesce(buffers))
+        self._send_data(call, coalesce(buffers))
         if call.outbox and self._budget.exceeded:
             self._limit_hits["server_buffer"] += 1
             text = f"the server holds {self._budget.used} bytes for slow peers, and {self._budget.limit} is the most"
@@ -210,17 +212,95 @@ class Responder:
         self._queue.empty(call)
         self._end(call, trailers)
 
+    # --- plain HTTP --------------------------------------------------------------------------------------------------
+
     def refuse_plain_http(self, call: Stream) -> None:
         """Answer a request that is not gRPC with HTTP status 415 and a short text (the gRPC specification, "HTTP2
         Transport Mapping")."""
         body = b"" if call.head.http_method == b"HEAD" else _NOT_GRPC_TEXT
-        self._send_block(call.stream_id, plain_http_block(415, len(_NOT_GRPC_TEXT)), end_stream=not body)
+        self.respond(call, plain_http_block(415, len(_NOT_GRPC_TEXT)), (body,))
+
+    def respond(self, call: Stream, block: bytes, parts: Sequence[Buffer]) -> None:
+        """Answer a request of plain HTTP in full. Does nothing once it is no longer open.
+
+        Args:
+            call: whose answer has not begun.
+            block: the header block (``headers.encode_block``).
+            parts: of the body, which may be empty. The rules of ``reply`` apply to them.
+        """
+        if not call.open or self.closed:
+            return
+        size = sum(map(len, parts))
+        windows = self._windows
+        if (
+            0 < size <= self.short_reply_limit
+            and size <= windows.send
+            and size <= call.send_window
+            and call.state is HALF_CLOSED_REMOTE
+            and len(block) <= self._settings.frame_size
+            and not call.held_bytes
+        ):
+            windows.send -= size
+            call.open = False
+            stream_id = call.stream_id
+            del self._streams[stream_id]
+            self.output.write(
+                FRAME_HEAD.pack(len(block) << 8 | HEADERS, END_HEADERS, stream_id),
+                block,
+                FRAME_HEAD.pack(size << 8, END_STREAM, stream_id),  # DATA is 0
+                *parts,
+            )
+            return
+        self._send_block(call.stream_id, block, end_stream=not size)
         call.open = False
-        if body:
-            call.trailers = b""  # END_STREAM goes with the last DATA
-            self._send_data(call, [body])
-        else:
+        if not size:
             self._close(call)
+            return
+        call.trailers = b""  # END_STREAM goes with the last DATA
+        self._send_data(call, coalesce(parts))
+        self._reset_if_too_much(call)
+
+    def begin(self, call: Stream, block: bytes) -> None:
+        """Begin an answer to a request of plain HTTP whose body follows in pieces."""
+        if call.open and not self.closed:
+            self._send_block(call.stream_id, block, end_stream=False)
+
+    def send_piece(self, call: Stream, piece: Buffer) -> None:
+        """The next piece of the body."""
+        if call.open and not self.closed:
+            self._send_data(call, (piece,))
+            self._reset_if_too_much(call)
+
+    def end_pieces(self, call: Stream) -> None:
+        """The body is complete; END_STREAM goes with the last DATA, or behind it."""
+        if not call.open or self.closed:
+            return
+        call.open = False
+        call.trailers = b""
+        self._send_data(call, () if call.outbox else (b"",))
+
+    def send_continue(self, call: Stream) -> None:
+        """Tell the client to send the body (RFC 9110 section 15.2.1)."""
+        self._send_block(call.stream_id, _CONTINUE, end_stream=False)
+
+    def abort(self, call: Stream, code: ErrorCodes) -> None:
+        """End a request of plain HTTP, whose answer may have begun, by a reset."""
+        if call.stream_id in self._streams and not self.closed:
+            self.forget(call)
+            self.send_reset(call.stream_id, code)
+
+    def hold(self, call: Stream, size: int) -> None:
+        """Set the bytes that are kept of a request of plain HTTP, which its handler has.
+
+        Raises:
+            LimitExceeded: the connection, or the server, holds too much.
+        """
+        self._held.hold(call, size)
+
+    def _reset_if_too_much(self, call: Stream) -> None:
+        if call.outbox and self._budget.exceeded:
+            self._limit_hits["server_buffer"] += 1
+            self.abort(call, ErrorCodes.ENHANCE_YOUR_CALM)
 
     # --- for the connection ------------------------------------------------------------------------------------------
 
@@ -308,20 +388,3 @@ class Responder:
         for piece in pieces[:-1]:
             write(pack_frame(CONTINUATION, 0, stream_id, piece))
         write(pack_frame(CONTINUATION, END_HEADERS, stream_id, pieces[-1]))
-
-
-def _coalesce(buffers: Iterable[Buffer]) -> list[Buffer]:
-    """Join neighbouring small buffers: otherwise a message would become a frame per piece."""
-    joined: list[Buffer] = []
-    small: list[Buffer] = []
-    for buffer in buffers:
-        if len(buffer) < BULKY_BYTES:
-            small.append(buffer)
-            continue
-        if small:
-            joined.append(b"".join(small))
-            small = []
-        joined.append(buffer)
-    if small:
-        joined.append(b"".join(small))
-    return joined

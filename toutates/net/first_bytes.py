@@ -14,6 +14,8 @@ __all__ = ["ByFirstBytes"]
 
 #: How a request of HTTP/1 begins. Methods have upper-case letters; ``PRI`` is the preface of HTTP/2.
 _HTTP1: Final = re.compile(rb"(?!PRI )[A-Z]{1,20} ")
+#: How a handshake of TLS begins, to which the service of HTTP/2 has an answer.
+TLS_RECORD: Final = b"\x16"
 _MAYBE_HTTP1: Final = re.compile(rb"[A-Z]{0,20}")
 
 
@@ -21,13 +23,16 @@ class ByFirstBytes(Service):
     """Serves both protocols to the connections of one worker.
 
     Args:
-        http2: for connections that begin with HTTP/2's preface, and for what is neither, which it refuses.
+        http2: for connections that begin with HTTP/2's preface, or with a handshake of TLS, which it refuses.
         http1: for connections that begin with a request of HTTP/1.
+        other: the one of them for what is neither, which it refuses. Where that is HTTP/1's, a peer need not say
+            anything before its first request.
     """
 
-    def __init__(self, http2: Service, http1: Service) -> None:
+    def __init__(self, http2: Service, http1: Service, other: Service) -> None:
         self.http2 = http2
         self.http1 = http1
+        self.other = other
         self.parts = (http2, http1)
 
     def connect(self) -> Connection:
@@ -42,21 +47,23 @@ class ByFirstBytes(Service):
         """The service for a peer that has sent ``start``; None where more is needed."""
         if _HTTP1.match(start):
             return self.http1
+        if start.startswith((PREFACE, TLS_RECORD)):
+            return self.http2
         # The preface is looked at by one byte more than its method: there are methods that begin with PRI.
-        return None if _MAYBE_HTTP1.fullmatch(start) and len(start) < len(PREFACE) else self.http2
+        undecided = PREFACE.startswith(start) if self.other is self.http1 else _MAYBE_HTTP1.fullmatch(start)
+        return None if undecided and len(start) < len(PREFACE) else self.other
 
 
 class Undecided(Connection):
     """A connection whose peer has not said enough. It then gives its place to one of the peer's protocol."""
 
-    established = False
     closed = False
     has_output = False
-    awaits_request = False
     open_calls = calls_begun = 0
 
     def __init__(self, services: ByFirstBytes) -> None:
         self._services = services
+        self._patient = services.other is services.http1
         self._seen = b""
         self._link: Any = None
         self._leaving = False
@@ -89,20 +96,33 @@ class Undecided(Connection):
         self._link = link
 
     def begin_shutdown(self, reason: str) -> None:
-        """No request has begun, so the connection can be closed."""
-        self._leaving = True
+        """No request has begun, so the connection can be closed, where its port has no other way."""
+        if self._patient and not self._seen:
+            self._become(self._services.other).begin_shutdown(reason)
+        else:
+            self._leaving = True
 
     def refuse(self, reason: str) -> None:
-        """Refuse as HTTP/2 does: nobody knows what the peer will speak."""
-        self._become(self._services.http2).refuse(reason)
+        """Refuse as its port mostly does: nobody knows what the peer will speak."""
+        self._become(self._services.other).refuse(reason)
 
     def end(self, reason: str, limit: str) -> list[Any]:
-        """End as HTTP/2 does."""
-        return self._become(self._services.http2).end(reason, limit)
+        """End as its port mostly does."""
+        return self._become(self._services.other).end(reason, limit)
 
     def connection_lost(self) -> list[Any]:
         """The socket is gone."""
         return []
+
+    @property
+    def established(self) -> bool:
+        """Whether the peer may take its time."""
+        return self._patient
+
+    @property
+    def awaits_request(self) -> bool:
+        """Whether the peer owes the rest of what it has begun to say, and has no other limit of time."""
+        return self._patient and bool(self._seen)
 
     @property
     def drained(self) -> bool:

@@ -48,6 +48,7 @@ from toutates.net import GrpcService, Worker
 from toutates.net.connection import Service
 from toutates.net.first_bytes import ByFirstBytes
 from toutates.net.http1.service import HttpService
+from toutates.net.http2.plain import PlainHttp
 from toutates.net.http_date import HttpDate
 from toutates.observe.access_log import AccessLog
 from toutates.repositories.control.model_control import ModelControl
@@ -191,8 +192,6 @@ class Services:
             gate=gate,
             parking=parking,
         )
-        date = HttpDate(worker)
-        grpc = GrpcService(worker, methods, options.grpc_compression, STATUSES, date)
         text = TextApis(
             plane,
             TextWork(worker, side, get_table, text_observer, inflight, parking),
@@ -215,11 +214,14 @@ class Services:
             text,
             parking,
         )
+        date = HttpDate(worker)
+        plain = PlainHttp(worker, rest, date)
+        grpc = GrpcService(worker, methods, options.grpc_compression, STATUSES, date, plain)
         http = HttpService(worker, rest, date)
-        port = ByFirstBytes(grpc, http)
+        port, own = ByFirstBytes(grpc, http, grpc), ByFirstBytes(grpc, http, http)
         if options.tls is not None and not options.rest_tls:
-            grpc = GrpcService(worker, NoMethods(_WITH_TLS_ALONE), http_fields=date)
-        own = http if options.tls is None else ByFirstBytes(grpc, http)
+            grpc = grpc.beside(plain, NoMethods(_WITH_TLS_ALONE))
+            own = ByFirstBytes(grpc, http, http)
         management = self._management(worker, plane, grpc, doors) if number == 0 else None
         return WorkerServices(inferences, port, own, readiness, management, parking)
 
@@ -255,7 +257,7 @@ class Services:
         workers = {"tokenization_workers": self.workers, "version": identity.version, "sha": None, "docker_label": None}
         return MappingProxyType(workers)
 
-    def _management(self, worker: Worker, plane: DataPlane, grpc: Service, doors: Doors) -> Service | None:
+    def _management(self, worker: Worker, plane: DataPlane, grpc: GrpcService, doors: Doors) -> Service | None:
         """TorchServe's management API, where it has an address."""
         chosen = self.options.torchserve
         if chosen is None or chosen.management_addr is None:
@@ -268,9 +270,9 @@ class Services:
             self.torchserve_defaults,
             self.queue.nursery.start_soon,
         )
-        http = HttpService(worker, ManagementHandler(worker, self.queue, models, doors), HttpDate(worker))
-        # A TLS client may choose HTTP/2, which is gRPC here.
-        return http if self.options.tls is None else ByFirstBytes(grpc, http)
+        handler, date = ManagementHandler(worker, self.queue, models, doors), HttpDate(worker)
+        http = HttpService(worker, handler, date)
+        return ByFirstBytes(grpc.beside(PlainHttp(worker, handler, date)), http, http)
 
     def _inflight(self, number: int) -> Inflight | None:
         total = self.options.max_inflight_requests

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from copy import copy
 from functools import lru_cache, partial
 from math import ceil
 from types import MappingProxyType
@@ -24,11 +25,13 @@ from toutates.h2grpc.events import (
     StreamOpened,
 )
 from toutates.h2grpc.method import MessageHandler, Method
+from toutates.h2grpc.plain import PlainCall
 from toutates.h2grpc.shared import Shared
 from toutates.h2grpc.status import GrpcError, LimitExceeded, Metadata, Status
 from toutates.net.connection import Service
 from toutates.net.grpc.inflation import inflation
 from toutates.net.grpc.streaming import ServerStream
+from toutates.net.http2.plain import PlainHttp
 from toutates.net.worker import Worker
 from toutates.system.errors import RequestError
 
@@ -61,6 +64,7 @@ class GrpcService(Service):
         response_encoding: compression of compressible methods' responses, or "".
         statuses: the status of each kind of RequestError that handlers raise, except those of streams.
         http_fields: gives header fields of the answers to peers that speak HTTP/1; None for none.
+        plain: has requests over HTTP/2 answered that are no gRPC; None refuses them.
 
     Attributes:
         methods: the table, as given.
@@ -75,12 +79,17 @@ class GrpcService(Service):
         response_encoding: str = "",
         statuses: Mapping[type[RequestError], Status] = MappingProxyType({}),
         http_fields: Callable[[], bytes] | None = None,
+        plain: PlainHttp | None = None,
     ) -> None:
         self._worker = worker
+        self._plain = plain
         self._http_fields = http_fields
         self.methods = methods
         self._response_encoding = response_encoding
         self._statuses = statuses
+        #: what this one was made beside of; None for nothing
+        self._origin: GrpcService | None = None
+        self._shared: Shared | None = None
         self.streams: dict[Call, ServerStream] = {}
         #: streaming calls that have no task yet
         self._to_start: deque[ServerStream] = deque()
@@ -93,30 +102,51 @@ class GrpcService(Service):
         """Make what the connections share, on the worker's thread; handlers of streams run in ``nursery``."""
         self._nursery = nursery
         worker = self._worker
-        self.shared = Shared(
-            worker.buffer_bytes, worker.limit_hits, worker.limits.inflation, worker.message_memory, self._http_fields
-        )
+        first = self._origin or self
+        if first._shared is None:
+            limits = worker.limits
+            first._shared = Shared(
+                worker.buffer_bytes, worker.limit_hits, limits.inflation, worker.message_memory, self._http_fields
+            )
+        self.shared = first._shared
 
     def stop(self) -> None:
         """Forget the streams that have no task."""
         while self._to_start:
             del self.streams[self._to_start.popleft().call]
 
+    def beside(self, plain: PlainHttp, methods: Mapping[bytes, Method] | None = None) -> GrpcService:
+        """The same service on a port whose other requests are for ``plain``; with other methods where these are given.
+
+        Its connections share with those of this one.
+        """
+        other = copy(self)
+        other._origin = self._origin or self
+        other._plain = plain
+        other.methods = self.methods if methods is None else methods
+        return other
+
     def connect(self) -> ServerConnection:
         """A connection for a socket that was accepted."""
-        return ServerConnection(
+        plain = self._plain
+        connection = ServerConnection(
             self.methods,
             self._worker.limits,
             self._worker.dirty,
             response_encoding=self._response_encoding,
             shared=self.shared,
+            admit=None if plain is None else plain.admit,
         )
+        connection.carrier = plain
+        return connection
 
     def handle(self, link: Any, event: Event) -> None:
         """Deal with one event of a connection. A unary call, nearly every event, is handed to its handler here."""
         if event.__class__ is not Call:
             if event.__class__ is MessageReceived:
                 self._handle_message(event)
+            elif event.__class__ is PlainCall:
+                link.connection.carrier.handle(link, event)
             else:
                 self._handle_rest(link, event)
             return

@@ -20,8 +20,6 @@ from toutates.net.worker import Worker
 __all__ = ["Ended", "HttpConnection", "Leaving"]
 
 _UNAVAILABLE: Final = 503
-#: The names under which refusals are counted, by status.
-_LIMITS: Final = {413: "message_size", 431: "header_list_size"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +63,9 @@ class HttpConnection(Connection):
         fields: Callable[[], bytes] | None = None,
     ) -> None:
         self._worker = worker
-        self._write_refusal = write_refusal
         make_memory = None if pool is None else partial(begin_body, pool)
         self._http = Http1(
-            limits, admit, fields, write_refusal=self._refusal, make_request=call_class, make_memory=make_memory
+            limits, admit, fields, write_refusal=write_refusal, make_request=call_class, make_memory=make_memory
         )
         self._pool = pool
         #: of large requests, once one has come
@@ -88,13 +85,6 @@ class HttpConnection(Connection):
         #: whether the worker was told that the connection is to be closed after its last answer
         self._leaving = False
         self._calls_begun = 0
-
-    def _refusal(self, refusal: Refused) -> tuple[bytes, bytes]:
-        """The answer to a refused request; where it is refused for its size, that is counted."""
-        limit = _LIMITS.get(refusal.status)
-        if limit is not None:
-            self._worker.limit_hits[limit] += 1
-        return self._write_refusal(refusal)
 
     # --- for calls ---------------------------------------------------------------------------------------------------
 

@@ -12,12 +12,14 @@ from toutates.net.http1.connection import Ended, HttpConnection
 from toutates.net.worker import Worker
 from toutates.system.errors import ExecutionFailed, Overloaded, RequestError
 
-__all__ = ["Handler", "HttpService", "http_limits"]
+__all__ = ["Handler", "HttpService", "fail_call", "http_limits", "refusals"]
 
 #: Requests of one connection that wait for their answers; further ones are not read meanwhile.
 MAX_PIPELINED: Final = 64
 #: Heads that a connection remembers: of tens of models, with and without a trace context or a token that stays.
 REMEMBERED_HEADS: Final = 32
+#: The names under which refusals are counted, by status.
+_LIMITS: Final = {413: "message_size", 431: "header_list_size"}
 
 
 def http_limits(worker: Worker) -> Limits:
@@ -62,6 +64,34 @@ class Handler(Protocol):
         ...
 
 
+def refusals(worker: Worker, handler: Handler) -> Callable[[Refused], tuple[bytes, bytes]]:
+    """What writes the answers to refused requests; where one is refused for its size, that is counted."""
+
+    def write(refusal: Refused) -> tuple[bytes, bytes]:
+        limit = _LIMITS.get(refusal.status)
+        if limit is not None:
+            worker.limit_hits[limit] += 1
+        return handler.write_refusal(refusal)
+
+    return write
+
+
+def fail_call(worker: Worker, handler: Handler, call: HttpCall, error: Exception) -> None:
+    """Answer a request with the status of what its handler raised."""
+    try:
+        if isinstance(error, RequestError):
+            handler.fail(call, error)
+            return
+        if isinstance(error, MemoryError):  # which comes with every request then: no traceback for each
+            handler.fail(call, Overloaded("the server is out of memory"))
+            return
+    except Exception as mistake:
+        error = mistake
+    head = call.head
+    worker.incidents.bug(f"handler of {head.method} {head.path[:100]}", error, worker.peer(call))
+    handler.fail(call, ExecutionFailed("internal error"))
+
+
 class HttpService(Service):
     """Serves the HTTP/1.1 connections of one worker.
 
@@ -87,7 +117,7 @@ class HttpService(Service):
             worker,
             self._limits,
             handler.admit,
-            handler.write_refusal,
+            refusals(worker, handler),
             handler.call_class,
             worker.message_memory,
             self._fields,
@@ -102,7 +132,7 @@ class HttpService(Service):
         try:
             call.head.purpose.handle(call)
         except Exception as error:
-            self._fail(call, error)
+            fail_call(self._worker, self._handler, call, error)
         call.body = b""  # a call that waits must not keep what it was asked with
 
     def _handle_rest(self, link: Any, event: Any) -> None:
@@ -119,22 +149,6 @@ class HttpService(Service):
         """The peer sends no more, as ``nc -N`` and scripts do behind their last request: it is answered first."""
         events: list[Any] | None = link.connection.receive_end(unsent=link.unsent_bytes > 0)
         return events
-
-    def _fail(self, call: HttpCall, error: Exception) -> None:
-        """Answer a request with the status of what its handler raised."""
-        fail = self._handler.fail
-        try:
-            if isinstance(error, RequestError):
-                fail(call, error)
-                return
-            if isinstance(error, MemoryError):  # which comes with every request then: no traceback for each
-                fail(call, Overloaded("the server is out of memory"))
-                return
-        except Exception as mistake:
-            error = mistake
-        head = call.head
-        self._worker.incidents.bug(f"handler of {head.method} {head.path[:100]}", error, self._worker.peer(call))
-        fail(call, ExecutionFailed("internal error"))
 
     def is_wanted(self, event: Any) -> bool:
         """Whether an event that has waited for its connection's turn still means something."""
