@@ -513,7 +513,9 @@ def columns(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
     table["city"] = np.where(x[:, 0] > 0.5, "Rom", "Köln")
     encoded = make_column_transformer((OneHotEncoder(), ["city"]), remainder="passthrough")
     texts = make_pipeline(encoded, LogisticRegression()).fit(table, x[:, 0] > 0.5)
-    for name, model in (("numbers", numbers), ("texts", texts)):
+    broken = LogisticRegression().fit(x, x[:, 0] > 0.5)
+    broken.coef_ = np.ones((1, 3))  # as a file that does not fit its own steps
+    for name, model in (("numbers", numbers), ("texts", texts), ("broken", broken)):
         path = write_model(folder / "models", name, "dynamic_batching { max_queue_delay_microseconds: 20000 }")
         skops.dump(model, path / "model.skops")
     types = ", ".join(skops.get_untrusted_types(file=folder / "models" / "texts" / "1" / "model.skops"))
@@ -540,6 +542,17 @@ def test_a_nan_is_refused_to_its_caller_alone_and_a_warning_is_logged_once(colum
         assert own.get_model_metadata("numbers", as_json=True) == before
     wait_until(lambda: "does not have valid feature names" in columns.log)
     assert columns.log.count("does not have valid feature names") == 1
+
+
+def test_what_an_estimator_does_wrong_is_no_fault_of_its_callers(columns: ServerProcess) -> None:
+    with grpc_client.InferenceServerClient(columns.address) as client:
+        with pytest.raises(utils.InferenceServerException, match="failed to run model 'broken': ") as error:
+            infer((client, grpc_client), "broken", "input__0", np.ones((1, 2), np.float32))
+        assert error.value.status() == "StatusCode.INTERNAL"
+        # That of a row with NaN is still its caller's.
+        with pytest.raises(utils.InferenceServerException, match="has NaN") as error:
+            infer((client, grpc_client), "broken", "input__0", np.full((1, 2), np.nan, np.float32))
+        assert error.value.status() == "StatusCode.INVALID_ARGUMENT"
 
 
 @pytest.mark.parametrize("way", ["grpc", "http"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +223,62 @@ def test_without_pandas_the_refusal_of_named_columns_names_the_way(
     assert "fitted on named columns (age, city, rooms), which need pandas: pip install pandas" in refused(tmp_path)
 
 
+LABELS = np.stack([ROWS[:, 0] > 0.5, ROWS[:, 1] > 0.3], axis=1).astype(int)
+TARGETS = {"": None, "numbers": ROWS[:, 0], "column": ROWS[:, :1], "two": ROWS[:, :2], "labels": LABELS}
+INT, FLOAT = ("prediction", "INT64", (1,)), ("prediction", "FP64", (1,))
+OF_TWO = ("prediction", "FP64", (2,))
+#: An estimator, what it is made with and fitted to, and its outputs.
+OF_ESTIMATORS: dict[str, tuple[str, dict[str, Any], str, list[tuple[str, str, tuple[int, ...]]]]] = {
+    "clusterer": ("cluster.KMeans", {"n_clusters": 3, "n_init": 1, "random_state": 0}, "", [INT]),
+    "outliers": ("svm.OneClassSVM", {}, "", [INT]),
+    "mixture": ("mixture.GaussianMixture", {"n_components": 2}, "", [INT]),
+    "kernel": ("svm.SVR", {"kernel": "linear"}, "numbers", [FLOAT]),
+    "one column": ("linear_model.LinearRegression", {}, "column", [FLOAT]),
+    "process of two": ("gaussian_process.GaussianProcessRegressor", {"optimizer": None}, "two", [OF_TWO]),
+    "forest of two": ("ensemble.RandomForestRegressor", {"n_estimators": 3}, "two", [OF_TWO]),
+    "neighbours of two": ("neighbors.KNeighborsRegressor", {}, "two", [OF_TWO]),
+    "multilabel": (
+        "multiclass.OneVsRestClassifier",
+        {"estimator": None},
+        "labels",
+        [("label", "INT64", (2,)), ("probabilities", "FP32", (2,))],
+    ),
+    "chain": (
+        "multioutput.ClassifierChain",
+        {"estimator": None},
+        "labels",
+        [("label", "FP64", (2,)), ("probabilities", "FP32", (2,))],
+    ),
+    "two labels": (
+        "tree.DecisionTreeClassifier",
+        {},
+        "labels",
+        [("label", "INT64", (2,)), ("probabilities_0", "FP32", (2,)), ("probabilities_1", "FP32", (2,))],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OF_ESTIMATORS)
+@pytest.mark.parametrize("takes_zeros", [True, False])
+def test_the_estimator_tells_types_and_shapes(tmp_path: Path, kind: str, takes_zeros: bool) -> None:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import PowerTransformer
+
+    name, given, targets, expected = OF_ESTIMATORS[kind]
+    module, _, own = name.partition(".")
+    made = {"estimator": LogisticRegression()} if "estimator" in given else given
+    estimator = getattr(import_module(f"sklearn.{module}"), own)(**made)
+    first = [] if takes_zeros else [PowerTransformer("box-cox")]
+    model = make_pipeline(*first, estimator).fit(1 + ROWS, TARGETS[targets])
+    save_trusted(tmp_path, model, 'backend: "sklearn" max_batch_size: 8')
+    signature = inspect(tmp_path).signature
+    assert [(tensor.name, tensor.datatype.name, tensor.shape) for tensor in signature.outputs] == expected
+    rows = (1 + ROWS[:5]).astype(np.float32)
+    got = predict(tmp_path, {"input__0": rows})[expected[0][0]]
+    npt.assert_allclose(got, model.predict(rows.astype(np.float64)), rtol=1e-4)
+
+
 #: What a client sends, and what it is told.
 REFUSED_ROWS = {
     "NaN": (np.nan, "input 'input__0' has NaN, and the model takes none"),
@@ -251,6 +308,23 @@ def test_nan_is_given_to_models_that_take_it(tmp_path: Path) -> None:
     x = ROWS[:3].astype(np.float32)
     x[0, 0] = np.nan
     npt.assert_array_equal(predict(tmp_path, {"input__0": x})["label"], model.predict(x))
+
+
+def test_what_an_estimator_does_wrong_is_no_fault_of_the_rows(tmp_path: Path) -> None:
+    from sklearn.linear_model import LinearRegression, LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    from toutates.system.errors import ExecutionFailed
+
+    unfitting = make_pipeline(StandardScaler(), LinearRegression()).fit(ROWS, ROWS[:, 0])
+    unfitting.steps[1] = ("linearregression", LinearRegression().fit(ROWS[:, :3], ROWS[:, 0]))
+    spoilt = LogisticRegression().fit(ROWS, ROWS[:, 0] > 0.5)
+    spoilt.coef_ = np.ones((1, 3))
+    for name, model, said in (("steps", unfitting, "expecting 3 features"), ("spoilt", spoilt, "mismatch")):
+        save(tmp_path / name, model)
+        with pytest.raises(ExecutionFailed, match=said):
+            predict(tmp_path / name, {"input__0": np.ones((2, 4), np.float32)})
 
 
 @pytest.mark.parametrize("kept", [0, 50, 500])

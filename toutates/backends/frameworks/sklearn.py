@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,16 +12,19 @@ from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import check_is_fitted
 
 from toutates.backends.frameworks.library_warnings import LibraryWarnings
-from toutates.backends.frameworks.sklearn_columns import columns_of, results_of
+from toutates.backends.frameworks.sklearn_columns import columns_of
+from toutates.backends.frameworks.sklearn_results import Results, is_of_rows, results_of, takes_nan
 from toutates.backends.interface import Array, Backend, InvalidRequest, Source, Tensor, Tensors
 from toutates.system.text import described, one_line
 
 __all__ = ["ScikitLearn"]
 
+logger = logging.getLogger(__name__)
+
 _NUMBERS = {"i": ("INT64", np.int64), "u": ("INT64", np.int64), "b": ("BOOL", np.bool_), "f": ("FP64", np.float64)}
 
 
-#: Of the probe when a model is loaded.
+#: Of the check when a model is loaded.
 _ROWS = 2
 _MAX_SAID = 300
 
@@ -33,12 +37,14 @@ class _Call(NamedTuple):
         dtype: in which its answer is sent.
         part: number of the array, where the answer is a list of them; else None.
         columns: whether the output has columns, which an answer without gets.
+        is_known: whether the estimator or the configuration tells its type and shape.
     """
 
     method: str
     dtype: Any
     part: int | None = None
     columns: bool = False
+    is_known: bool = True
 
 
 class ScikitLearn(Backend):
@@ -74,9 +80,11 @@ class ScikitLearn(Backend):
         self._check_fitted(source.path.name)
         self._columns = columns_of(self._model, source)
         self._cast: Any = None
+        self._takes_nan = takes_nan(self._model)
         # What is tried here is no request: its warnings are nobody's.
         with LibraryWarnings(source.model, is_silent=True):
             tensors, self._calls = self._outputs(source)
+            tensors = self._checked(tensors, self._calls, source.model)
         wanted = {tensor.name for tensor in source.outputs}
         if wanted:
             self._calls = {name: call for name, call in self._calls.items() if name in wanted}
@@ -101,88 +109,116 @@ class ScikitLearn(Backend):
             ) from None
 
     def _outputs(self, source: Source) -> tuple[list[Tensor], dict[str, _Call]]:
-        """The outputs, and what computes each.
-
-        They are what some rows give. Where these cannot be computed, which says nothing of others, they are what the
-        estimator says of itself, then what the configuration declares.
-        """
-        rows = self._columns.rows(self._columns.zeros(_ROWS))
-        try:
-            first = np.asarray(self._ask("predict", rows))
-        except Exception:
-            # Compiled code may take the floats alone on which the estimator was fitted.
-            found = self._columns.other_floats(rows)
-            if found is None:
-                return self._declared(source)
-            self._cast = found.dtype
-            try:
-                first = np.asarray(self._ask("predict", rows))
-            except Exception:
-                self._cast = None
-                return self._declared(source)
-        classes = getattr(self._model, "classes_", None)
-        datatype, dtype = _NUMBERS.get(first.dtype.kind, ("BYTES", np.object_))
-        name = "prediction" if classes is None else "label"
-        tensors, calls = [Tensor(name, datatype, (-1, *first.shape[1:]))], {name: _Call("predict", dtype)}
-        if classes is not None and hasattr(self._model, "predict_proba"):
-            try:
-                found = self._ask("predict_proba", rows)
-            except Exception:
-                return self._declared(source)
-            # An estimator of several outputs has a list, with an array for each.
-            of_each = enumerate(found) if isinstance(found, list) else [(None, found)]
-            for index, array in of_each:
-                output = "probabilities" if index is None else f"probabilities_{index}"
-                tensors.append(Tensor(output, "FP32", (-1, *np.asarray(array).shape[1:])))
-                calls[output] = _Call("predict_proba", np.float32, index)
-        return tensors, calls
-
-    def _declared(self, source: Source) -> tuple[list[Tensor], dict[str, _Call]]:
-        """The outputs of an estimator that does not answer zeros: by its attributes, or by the configuration."""
+        """The outputs, and what computes each: by what the estimator says of itself, then by the configuration."""
+        results = results_of(self._model)
         classes = getattr(self._model, "classes_", None)
         if classes is None:
-            given = next((tensor for tensor in source.outputs if tensor.name == "prediction"), None)
-            shape: tuple[int, ...] = (-1, -1)
-            columns = results_of(self._model)
-            if columns is not None:
-                shape = (-1, *columns)
-            elif given is not None:
-                shape = tuple(given.shape)
-            datatype = given.datatype if given is not None else "FP64"
-            dtype: Any = np.object_ if datatype == "BYTES" else np.dtype(datatype.lower().replace("fp", "float"))
-            return [Tensor("prediction", datatype, shape)], {
-                "prediction": _Call("predict", dtype, columns=len(shape) > 1)
-            }
-        of_each = classes if isinstance(classes, list) else [classes]
-        datatype, dtype = _NUMBERS.get(np.asarray(of_each[0]).dtype.kind, ("BYTES", np.object_))
+            return self._predictions(source, results)
         many = isinstance(classes, list)
-        tensors = [Tensor("label", datatype, (-1, len(of_each)) if many else (-1,))]
-        calls = {"label": _Call("predict", dtype)}
+        of_each = classes if many else [classes]
+        datatype, dtype = _NUMBERS.get(np.asarray(of_each[0]).dtype.kind, ("BYTES", np.object_))
+        if results is not None and results.datatype:
+            datatype, dtype = results.datatype, np.float64
+        row = results.row if results is not None and results.row is not None else (len(of_each),) * many
+        tensors, calls = [Tensor("label", datatype, (-1, *row))], {"label": _Call("predict", dtype)}
         if hasattr(self._model, "predict_proba"):
+            if results is not None and results.is_chain:
+                many, of_each = False, [of_each]
             for index, own in enumerate(of_each):
                 output = f"probabilities_{index}" if many else "probabilities"
                 tensors.append(Tensor(output, "FP32", (-1, len(own))))
                 calls[output] = _Call("predict_proba", np.float32, index if many else None)
         return tensors, calls
 
-    def _ask(self, method: str, rows: Any) -> Any:
-        """What a method answers. The probe and requests ask alike."""
-        return getattr(self._model, method)(rows if self._cast is None else rows.astype(self._cast))
+    def _predictions(self, source: Source, results: Results | None) -> tuple[list[Tensor], dict[str, _Call]]:
+        """The output of what is no classifier. FP64 of an open size is what nobody knows."""
+        name = "prediction"
+        given = next((tensor for tensor in source.outputs if tensor.name == name), None)
+        datatype = "FP64"
+        shape: tuple[int, ...] = (-1, -1)
+        if given is not None:
+            datatype, shape = given.datatype, tuple(given.shape)
+        if results is not None:
+            if not (results.datatype == "FP64" and datatype.startswith("FP")):
+                datatype = results.datatype or datatype
+            if results.row is not None:
+                shape = (-1, *results.row)
+        dtype: Any = np.object_ if datatype == "BYTES" else np.dtype(datatype.lower().replace("fp", "float"))
+        call = _Call("predict", dtype, columns=len(shape) > 1, is_known=results is not None or given is not None)
+        return [Tensor(name, datatype, shape)], {name: call}
+
+    def _checked(self, tensors: Sequence[Tensor], calls: dict[str, _Call], model: str) -> list[Tensor]:
+        """The outputs, after some rows were tried: these say what nobody else knows, and open a size that is another.
+
+        Which floats are taken by compiled code, it says as well. That rows of zeros cannot be computed says nothing.
+        """
+        try:
+            answers = self._answers(calls, self._columns.rows(self._columns.zeros(_ROWS)))
+        except Exception:
+            return list(tensors)
+        checked: list[Tensor] = []
+        for tensor in tensors:
+            call = calls[tensor.name]
+            array = _array_of(answers, call)
+            if not call.is_known:
+                datatype, dtype = _NUMBERS.get(array.dtype.kind, ("BYTES", np.object_))
+                calls[tensor.name] = call._replace(dtype=dtype, columns=array.ndim > 1)
+                checked.append(Tensor(tensor.name, datatype, (-1, *array.shape[1:])))
+                continue
+            shape = array.shape if array.ndim > 1 or not call.columns else (*array.shape, 1)
+            if len(shape) != len(tensor.shape):
+                logger.warning(
+                    "model '%s': output '%s' is declared %s, as its estimator says, and came as %s",
+                    *(model, tensor.name, list(tensor.shape), list(shape)),
+                    extra={"model": model},
+                )
+                checked.append(tensor)
+                continue
+            sizes = [own if own in (-1, size) else -1 for own, size in zip(tensor.shape, shape, strict=True)]
+            checked.append(Tensor(tensor.name, tensor.datatype, tuple(sizes)))
+        return checked
+
+    def _answers(self, calls: Mapping[str, _Call], rows: Any) -> dict[str, Any]:
+        """What each method answers. The check and requests ask alike.
+
+        Compiled code may take the floats alone on which the estimator was fitted, which is found out once.
+        """
+        methods = {call.method for call in calls.values()}
+        try:
+            given = rows if self._cast is None else rows.astype(self._cast)
+            return {method: getattr(self._model, method)(given) for method in methods}
+        except Exception as error:
+            is_refused = self._cast is not None or (isinstance(error, ValueError) and is_of_rows(error))
+            other = None if is_refused else self._columns.other_floats(rows)
+            if other is None:
+                raise
+            try:
+                answers = {method: getattr(self._model, method)(other) for method in methods}
+            except Exception:
+                raise error from None
+            self._cast = other.dtype
+            return answers
 
     def run(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         """See ``Backend``."""
         rows = self._columns.rows(inputs)
         with self._warnings:
             try:
-                answers = {method: self._ask(method, rows) for method in {call.method for call in self._calls.values()}}
+                answers = self._answers(self._calls, rows)
             except ValueError as error:
-                # Of rows that it cannot take, such as those with NaN or with a category that it does not know.
-                raise InvalidRequest(f"{self._columns.problem(inputs)}{one_line(error, _MAX_SAID)}") from error
-        return {name: _sent(answers[call.method], call) for name, call in self._calls.items()}
+                problem = self._columns.problem(inputs, takes_nan=self._takes_nan)
+                if problem or is_of_rows(error):
+                    raise InvalidRequest(f"{problem}{one_line(error, _MAX_SAID)}") from error
+                raise
+        return {name: _sent(_array_of(answers, call), call) for name, call in self._calls.items()}
 
 
-def _sent(answer: Any, call: _Call) -> Array:
-    array = np.asarray(answer if call.part is None else answer[call.part])
+def _array_of(answers: Mapping[str, Any], call: _Call) -> Array:
+    answer = answers[call.method]
+    return np.asarray(answer if call.part is None else answer[call.part])
+
+
+def _sent(array: Array, call: _Call) -> Array:
     if call.columns and array.ndim == 1:
         array = array[:, None]
     return array.astype(call.dtype, copy=False)

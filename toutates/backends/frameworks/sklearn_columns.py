@@ -15,7 +15,7 @@ import numpy as np
 
 from toutates.backends.interface import Array, InvalidRequest, Source, Tensor
 
-__all__ = ["Columns", "columns_of", "results_of"]
+__all__ = ["Columns", "columns_of"]
 
 _DEFAULT: Final = "input__0"
 _FRAME_TYPES: Final = {"i": "INT64", "u": "INT64", "b": "BOOL"}
@@ -73,12 +73,15 @@ class Columns:
         other: Array = rows.astype(np.float32 if rows.dtype == np.float64 else np.float64)
         return other
 
-    def problem(self, inputs: Mapping[str, Array]) -> str:
-        """What may be wrong with numbers that an estimator has refused; "" for nothing."""
+    def problem(self, inputs: Mapping[str, Array], *, takes_nan: bool) -> str:
+        """What is wrong with numbers that an estimator has refused; "" for nothing."""
         for tensor in self.inputs:
             array = inputs[tensor.name]
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                what = "NaN" if np.isnan(array).any() else "infinity"
+            if array.dtype.kind != "f":
+                continue
+            is_nan = not takes_nan and bool(np.isnan(array).any())
+            if is_nan or np.isinf(array).any():
+                what = "NaN" if is_nan else "infinity"
                 return f"input '{tensor.name}' has {what}, and the model takes none: "
         return ""
 
@@ -119,23 +122,6 @@ def columns_of(model: Any, source: Source) -> Columns:
             "or fit the model on an array of numbers"
         )
     return Columns(inputs, names if needs_frame else ())
-
-
-def results_of(model: Any) -> tuple[int, ...] | None:
-    """The shape of what an estimator without classes predicts for a row; None if it does not tell."""
-    steps = getattr(model, "steps", ())
-    if steps:
-        return results_of(steps[-1][1])
-    for name in ("best_estimator_", "regressor_"):
-        if hasattr(model, name):
-            return results_of(getattr(model, name))
-    count = getattr(model, "n_outputs_", None)
-    if isinstance(count, int | np.integer):
-        return (int(count),) if count > 1 else ()
-    coefficients = getattr(model, "coef_", None)
-    if isinstance(coefficients, np.ndarray) and coefficients.ndim in (1, 2):
-        return tuple(map(int, coefficients.shape[:-1]))
-    return None
 
 
 def _datatype(kind: str | None, given: Tensor | None) -> str:
