@@ -225,6 +225,34 @@ def test_routes_of_tei(server: ServerProcess) -> None:
         assert about.document["model_type"] == {"embedding": {"pooling": "mean"}}
 
 
+def test_the_client_of_the_hugging_face_hub_asks_the_servers_own_route(server: ServerProcess) -> None:
+    hub = pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
+    url = f"http://127.0.0.1:{server.rest_port}/?model="
+    client = hub.InferenceClient(model=f"{url}mood", token="sk-first", timeout=120)
+    best = ask(server, "/predict", {"inputs": "one"}).json()[0]
+    assert client.text_classification("one") == best
+    assert client.text_classification("one", top_k=1, function_to_apply="softmax") == best
+    client = hub.InferenceClient(model=f"{url}minilm", token="sk-first", timeout=120)
+    npt.assert_allclose(client.feature_extraction("one", truncate=True), [vector_of("one")], atol=1e-6)
+    assert client.sentence_similarity("one", ["one", "two"])[0] == pytest.approx(1, abs=1e-6)
+
+
+def test_what_is_not_there_is_said_to_openais_client_in_its_form(client: Any) -> None:
+    import openai
+
+    with pytest.raises(openai.NotFoundError, match="/v1/chat/completions") as raised:
+        client.chat.completions.create(model="minilm", messages=[])
+    assert raised.value.type == "invalid_request_error"
+
+
+def test_members_of_other_servers_are_carried_out_or_named(client: Any) -> None:
+    made = client.embeddings.with_raw_response.create(
+        model="minilm", input="one two six", extra_body={"truncate_prompt_tokens": 4, "priority": 1, "normalized": True}
+    )
+    assert made.headers["x-ignored-members"] == "priority"
+    npt.assert_allclose(made.parse().data[0].embedding, vector_of("one two"), rtol=1e-5, atol=1e-6)
+
+
 def test_the_proxys_route(server: ServerProcess) -> None:
     assert ask(server, "/v1/embedding?model=labels", [{"query": "one"}, {"query": "é"}]).json() == [
         {"embedding": [1.0]},

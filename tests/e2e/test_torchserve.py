@@ -126,6 +126,9 @@ def test_refusals_have_the_words_of_torchserve(server: ServerProcess) -> None:
     code, kind, text = ask("/predictions/numbers")
     assert (code, kind) == (400, "BadRequestException")
     assert text.startswith("model 'numbers' does not take a body as it comes: it has an input 'x'")
+    code, kind, text = ask("/wfpredict/flow")
+    assert (code, kind) == (404, "ResourceNotFoundException")
+    assert text.startswith("Workflows are not offered here")
     answer = requests.options(predictions(server, "/predictions/echo"), timeout=120)
     assert error(answer)[:2] == (405, "MethodNotAllowedException")
 
@@ -266,6 +269,10 @@ REFUSED: Sequence[tuple[str, str, int, str, str]] = [
         "Relative path is not allowed in url: ../secret.mar",
     ),
     ("POST", "/models?url=/etc/passwd", 404, "ModelNotFoundException", "Model not found at: /etc/passwd"),
+    ("POST", "/models?url=flow.war", 400, "BadRequestException", "Workflows are not offered here"),
+    ("POST", "/models?url=http://127.0.0.1:1/flow.war?x=1", 400, "BadRequestException", "Workflows are not offered"),
+    ("POST", "/workflows?url=flow.war", 404, "ResourceNotFoundException", "Workflows are not offered here"),
+    ("GET", "/workflows/flow", 404, "ResourceNotFoundException", "join them by an ensemble"),
     ("POST", "/models?url=.", 404, "ModelNotFoundException", "Model not found at: ."),
     (
         "POST",

@@ -123,7 +123,7 @@ def check(case: bytes) -> None:
 def _asked(body: bytes) -> Asked | None:
     assert ROUTE.post is not None
     try:
-        asked = ROUTE.post.ask(ROUTE.post.reader.read(body), "")
+        asked = ROUTE.post.asked(body, "")
     except Problem:
         return None
     assert isinstance(asked, Asked)

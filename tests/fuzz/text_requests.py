@@ -30,12 +30,20 @@ MEMBERS: tuple[tuple[str, Any], ...] = (
     ("dimensions", 3),
     ("encoding_format", "base64"),
     ("model", "m"),
+    ("function_to_apply", "softmax"),
+    ("input_type", "query"),
     ("normalize", False),
+    ("normalize", None),
+    ("normalized", True),
+    ("parameters", {"top_k": 1, "truncate": None, "inputs": "b"}),
+    ("priority", 1),
     ("prompt_name", None),
     ("raw_scores", True),
     ("return_documents", True),
     ("top_n", -1),
     ("truncate", True),
+    ("truncate", "END"),
+    ("truncate_prompt_tokens", 3),
     ("truncation_direction", "left"),
     ("unknown", [[], {}]),
 )
@@ -93,7 +101,7 @@ def check(case: bytes) -> None:
 def _read(route: Route, body: bytes) -> Any:
     assert route.post is not None
     try:
-        return route.post.ask(route.post.reader.read(body), "")
+        return route.post.asked(body, "")
     except Problem as problem:
         return problem
 

@@ -188,7 +188,7 @@ def learn(api: Front, table: Any) -> AlikeBodies:
     """The bodies, after one of a model that was found in a table."""
     bodies: AlikeBodies = api.apis._bodies[_PATH]
     body = b'{"model":"table","input":"a"}'
-    asked: Any = openai.ROUTES[0].post.ask(_READER.read(body), "")  # type: ignore[union-attr]
+    asked: Any = openai.ROUTES[0].post.asked(body, "")  # type: ignore[union-attr]
     found = api.apis.lookup.find("table", asked.wants)
     with patch.object(api.apis.lookup, "_table", lambda: table):
         bodies.learn(body, asked, found, asked.options)

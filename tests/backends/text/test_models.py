@@ -312,7 +312,9 @@ def test_classifiers_have_labels_and_what_their_logits_become(tmp_path: Path) ->
         assert model.info.labels == tuple(names.values())
         close(compute(model, TEXTS).vectors, logits)
         powers = [np.exp(one) for one in logits]
-        close(compute(model, TEXTS, TextOptions(scores=Scores.PROBABILITIES)).vectors, [p / p.sum() for p in powers])
+        for scores in (Scores.PROBABILITIES, Scores.SOFTMAX):
+            close(compute(model, TEXTS, TextOptions(scores=scores)).vectors, [p / p.sum() for p in powers])
+        close(compute(model, TEXTS, TextOptions(scores=Scores.SIGMOID)).vectors, [p / (1 + p) for p in powers])
     own = {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}}
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, **own}))

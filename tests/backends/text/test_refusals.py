@@ -129,6 +129,18 @@ def test_a_text_beyond_the_limit_is_cut_on_either_side_or_refused(model: TextMod
     npt.assert_allclose(left, mean("three four five six one two"), rtol=1e-5)
 
 
+def test_a_request_may_have_its_texts_cut_to_fewer_tokens_than_the_model_takes(model: TextModel) -> None:
+    text, options = "one two three four", TextOptions(max_tokens=4)
+    for given in (text, ids_of(text)):
+        result = compute(model, [given, "six"], options)
+        assert list(result.tokens) == [4, 3]
+        npt.assert_allclose(vector(model, given, options), hidden(ids_of("one two")).mean(0), rtol=1e-5)
+    assert list(compute(model, ["one " * 20], TextOptions(max_tokens=100)).tokens) == [8]
+    error = refused(model, [text], TextOptions(max_tokens=4, truncate=False))
+    assert (error.fault, error.tokens, error.limit) == (Fault.TOO_LONG, 6, 4)
+    assert list(compute(model, [text], TextOptions(max_tokens=1)).tokens) == [2]  # what is around a text is never cut
+
+
 def test_of_a_text_of_ten_megabytes_only_the_end_that_counts_is_read(model: TextModel) -> None:
     text = "one " + "two " * 2_500_000 + "six"
     first = vector(model, text)

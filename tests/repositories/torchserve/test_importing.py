@@ -109,6 +109,13 @@ def test_versions_by_their_names(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "models").iterdir()) == ["lengths"]
 
 
+@pytest.mark.parametrize("name", ["flow.war", "flow.zip"])
+def test_a_workflow_is_refused_as_what_it_is(name: str, tmp_path: Path) -> None:
+    archive = mar(tmp_path / name, {"WAR-INF/MANIFEST.json": "{}", "workflow.yaml": "models: {}"})
+    with pytest.raises(ConfigurationError, match="workflows are not offered"):
+        import_archive(archive, tmp_path / "models")
+
+
 def test_what_a_killed_import_has_left_is_removed_by_a_later_one(tmp_path: Path) -> None:
     old, new = tmp_path / "models" / ".import-old", tmp_path / "models" / ".import-new"
     for path in (old, new):

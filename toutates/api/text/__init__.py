@@ -7,6 +7,8 @@ openai        /v1/embeddings and /v1/models, as OpenAI's
 tei           the routes of text-embeddings-inference
 cohere        /v1/rerank and /v2/rerank
 proxy         /v1/embedding
+members       what other servers' clients send: carried out, refused, or ignored by name
+options       members that say how texts are read and cut
 lookup        which model a request means
 reading       JSON to typed requests, bounded in what it costs; large_json reads megabytes in steps
 vectors       vectors as base64 and JSON, in pieces

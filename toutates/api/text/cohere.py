@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final
 from uuid import uuid4
@@ -11,14 +11,16 @@ import msgspec
 
 from toutates.api.rest.answers import Answer, json_answer
 from toutates.api.text.lookup import RERANKER
+from toutates.api.text.members import RANKS
+from toutates.api.text.options import Cut, options_of
 from toutates.api.text.problems import Kind, Problem
 from toutates.api.text.reading import BodyReader, check_count, check_texts
 from toutates.api.text.routes import Asked, Computing, Form, Route
 from toutates.api.text.vectors import string_of
-from toutates.backends.text.interface import FoundText, Scores, TextOptions, TextResult
+from toutates.backends.text.interface import FoundText, Scores, TextResult
 from toutates.system.json_text import encode_json
 
-__all__ = ["FORM", "ROUTES", "RerankRequest", "ask", "ranked"]
+__all__ = ["FORM", "ROUTES", "RerankRequest", "ask", "asked_for", "ranked"]
 
 _STATUSES: Final = {
     Kind.UNKNOWN_MODEL: 404,
@@ -46,7 +48,7 @@ class _Document(msgspec.Struct):
     text: str
 
 
-class RerankRequest(msgspec.Struct, kw_only=True):
+class RerankRequest(Cut, kw_only=True):
     """The body of a request. ``raw_scores`` is Infinity's."""
 
     query: str
@@ -56,12 +58,6 @@ class RerankRequest(msgspec.Struct, kw_only=True):
     return_documents: bool = False
     max_tokens_per_doc: int | None = None
     raw_scores: bool = False
-
-
-_SCORES: Final = {
-    False: TextOptions(scores=Scores.PROBABILITIES),
-    True: TextOptions(scores=Scores.RAW),
-}
 
 
 def ask(request: RerankRequest, model: str) -> Asked:
@@ -74,6 +70,28 @@ def ask(request: RerankRequest, model: str) -> Asked:
         raise Problem(Kind.FORM, "the body: Object missing required field `documents`", "documents")
     texts = [document if isinstance(document, str) else document.text for document in request.documents]
     check_count(len(texts), "documents")
+    return asked_for(request, model, texts, partial(_write, request.top_n), FORM)
+
+
+def asked_for(
+    request: RerankRequest,
+    model: str,
+    texts: list[str],
+    write: Callable[[list[str] | None, TextResult, FoundText], Iterator[bytes]],
+    form: Form | None = None,
+) -> Asked:
+    """What a request for the relevance of texts asks for.
+
+    Args:
+        request: it.
+        model: that the query names.
+        texts: to be ranked.
+        write: makes the answer; of the texts, if it is to repeat them.
+        form: see ``Asked``.
+
+    Raises:
+        Problem: it cannot be answered.
+    """
     check_texts([request.query], "query")
     if request.top_n is not None and request.top_n < 1:
         raise Problem(Kind.VALUE, f"`top_n` must be at least 1, got {request.top_n}", "top_n")
@@ -84,11 +102,12 @@ def ask(request: RerankRequest, model: str) -> Asked:
             text = f"`max_tokens_per_doc` must be at least {limit}, what the model reads of a query and a document"
             raise Problem(Kind.VALUE, text, "max_tokens_per_doc")
 
-    write = partial(_write, texts if request.return_documents else None, request.top_n)
+    shown = texts if request.return_documents else None
     pairs = [(request.query, text) for text in texts]
-    bulk = sum(map(len, texts)) if request.return_documents else 0
-    options = _SCORES[request.raw_scores]
-    return Asked(request.model or model, RERANKER, pairs, options, write, FORM, bulk=bulk, check=check)
+    bulk = 0 if shown is None else sum(map(len, shown))
+    options = options_of(request, scores=Scores.RAW if request.raw_scores else Scores.PROBABILITIES)
+    name = request.model or model
+    return Asked(name, RERANKER, pairs, options, partial(write, shown), form, bulk=bulk, check=check)
 
 
 def ranked(result: TextResult) -> list[tuple[int, float]]:
@@ -104,7 +123,7 @@ def ranked(result: TextResult) -> list[tuple[int, float]]:
     return sorted(enumerate(scores), key=lambda entry: -entry[1])
 
 
-def _write(texts: Sequence[str] | None, top_n: int | None, result: TextResult, found: FoundText) -> Iterator[bytes]:
+def _write(top_n: int | None, texts: list[str] | None, result: TextResult, found: FoundText) -> Iterator[bytes]:
     yield b'{"id":"%b","results":[' % str(uuid4()).encode()
     before = b""
     for index, score in ranked(result)[:top_n]:
@@ -124,6 +143,7 @@ def _write(texts: Sequence[str] | None, top_n: int | None, result: TextResult, f
     yield b"]," + encode_json(more)[1:]
 
 
-_RERANK: Final = partial(Route, form=FORM, texts="documents", post=Computing(BodyReader(RerankRequest), ask))
+_COMPUTING: Final = Computing(BodyReader(RerankRequest, RANKS), ask)
+_RERANK: Final = partial(Route, form=FORM, texts="documents", post=_COMPUTING)
 
 ROUTES: Final = (_RERANK("/v1/rerank"), _RERANK("/v2/rerank"))

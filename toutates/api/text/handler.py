@@ -32,6 +32,9 @@ _MAX_UNREAD: Final = 65_536
 _MAX_QUERY: Final = 2_048
 _MODEL_PATH: Final = re.compile(r"(/v1/models/)(.+)")
 _MODEL_ROUTE: Final = "/v1/models/{id}"
+#: What begins so is asked by clients of OpenAI's API, to whom all of its errors are said in their form.
+_OPENAI: Final = "/v1/"
+_NOWHERE: Final = Route("/v1/...", openai.FORM)
 _JSON_TYPE: Final = re.compile(r"application/(?:[\w.-]+\+)?json(?:\s*;.*)?", re.IGNORECASE)
 _REFUSALS: Final = {
     413: Kind.TOO_LARGE,
@@ -105,9 +108,12 @@ class TextApis:
         route, name = self._routes.get(head.path), ""
         if route is None:
             match = _MODEL_PATH.fullmatch(head.path)
-            if match is None:
+            if match is not None:
+                route, name = self._routes[_MODEL_ROUTE], unquote(match[2], errors="replace")
+            elif head.path.startswith(_OPENAI):
+                route = _NOWHERE
+            else:
                 return None
-            route, name = self._routes[_MODEL_ROUTE], unquote(match[2], errors="replace")
         purpose = head.purpose = _Purpose(self, route, head.fields, name or _model_of(head.query))
         problem = purpose.problem = self._problem(head, route)
         if problem is None:
@@ -123,6 +129,9 @@ class TextApis:
 
     def _problem(self, head: Head, route: Route) -> Problem | None:
         """What is wrong with a request, whatever its body and its key."""
+        if route is _NOWHERE:
+            text = f"there is nothing at {head.path[:100]}; {_OPENAI}embeddings, models and rerank are served"
+            return Problem(Kind.PATH, text)
         try:
             self.doors.check_secret(route.group, head.fields)
         except RequestError as error:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache, partial
-from typing import Annotated, Any, Final, Literal
-
-import msgspec
+from typing import Any, Final, Literal
 
 from toutates.api.rest.answers import Answer, json_answer
 from toutates.api.text.lookup import EMBEDDER
+from toutates.api.text.members import EMBEDDINGS
+from toutates.api.text.options import Cut, TokenId, options_of
 from toutates.api.text.problems import Kind, Problem
 from toutates.api.text.reading import BodyReader, check_count, check_texts
 from toutates.api.text.routes import Asked, Computing, Form, Page, Route, answer_head
 from toutates.api.text.vectors import base64_of, floats_of
-from toutates.backends.text.interface import DEFAULT_OPTIONS, Float32, FoundText, Text, TextOptions, TextResult
+from toutates.backends.text.interface import DEFAULT_OPTIONS, Float32, FoundText, Text, TextResult
 from toutates.system.json_text import encode_json
 
-__all__ = ["ROUTES", "TokenId", "options_of"]
+__all__ = ["ROUTES"]
 
 #: By what is wrong: the status, and OpenAI's type and code.
 _STATUSES: Final[dict[Kind, tuple[int, str, str | None]]] = {
@@ -48,12 +48,9 @@ FORM: Final = Form(refuse)
 
 # --- embeddings ------------------------------------------------------------------------------------------------------
 
-#: The id of a token. Which ids there are is for the model to say; what no tensor holds is refused with the body.
-TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
-
-class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a request. ``prompt_name`` and ``truncate`` are ours; clients send them by ``extra_body``."""
+class EmbeddingsRequest(Cut, kw_only=True):
+    """The body of a request. ``prompt_name``, ``normalize`` and those of ``Cut`` are sent by ``extra_body``."""
 
     input: str | list[str | TokenId | list[TokenId]]
     model: str
@@ -61,13 +58,7 @@ class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
     dimensions: int | None = None
     user: str | None = None
     prompt_name: str | None = None
-    truncate: bool | None = None
-
-
-@lru_cache(256)
-def options_of(dimensions: int | None, prompt: str | None, truncate: bool | None) -> TextOptions:
-    """Options; the same object for the same values."""
-    return TextOptions(truncate=truncate, prompt=prompt, dimensions=dimensions)
+    normalize: bool | None = None
 
 
 def _texts_of(given: list[Any]) -> Sequence[Text]:
@@ -99,8 +90,18 @@ def _ask(request: EmbeddingsRequest, model: str) -> Asked:
     else:
         texts = _texts_of(given)  # type: ignore[arg-type]
     options = DEFAULT_OPTIONS
-    if request.dimensions is not None or request.prompt_name is not None or request.truncate is not None:
-        options = options_of(request.dimensions, request.prompt_name, request.truncate)
+    if not (
+        request.dimensions is None
+        and request.prompt_name is None
+        and request.normalize is None
+        and request.truncate is None
+        and request.truncation_direction is None
+        and request.truncate_prompt_tokens is None
+        and request.add_special_tokens
+    ):
+        options = options_of(
+            request, prompt=request.prompt_name, normalize=request.normalize, dimensions=request.dimensions
+        )
     if request.encoding_format == "base64":
         return Asked(request.model or model, EMBEDDER, texts, options, _write_base64, write_one=_write_one_base64)
     return Asked(request.model or model, EMBEDDER, texts, options, _write_floats, write_one=_write_one_of_floats)
@@ -176,7 +177,7 @@ def _one_model(page: Page) -> Answer:
     raise Problem(Kind.UNKNOWN_MODEL, f"The model '{page.name}' does not exist", "model")
 
 
-_COMPUTING: Final = Computing(BodyReader(EmbeddingsRequest), _ask, "input")
+_COMPUTING: Final = Computing(BodyReader(EmbeddingsRequest, EMBEDDINGS), _ask, "input")
 _EMBEDDINGS: Final = partial(Route, form=FORM, texts="input", post=_COMPUTING)
 
 ROUTES: Final = (

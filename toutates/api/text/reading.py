@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Final, Generic, TypeVar
+from collections.abc import Mapping
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
 from toutates.api.text.half_characters import STEPPED_BYTES, half_character
 from toutates.api.text.large_json import BadJson, TooMuch, read_large
+from toutates.api.text.members import Members
 from toutates.api.text.problems import Kind, Problem
 from toutates.protocol.strings import rest
 
@@ -31,37 +33,61 @@ class BodyReader(Generic[T]):
     """Reads bodies of one kind.
 
     Args:
-        kind: a ``msgspec.Struct``, or another type that ``msgspec`` reads.
+        kind: a ``msgspec.Struct`` without unknown members, or another type that ``msgspec`` reads.
+        members: what is made of other members, where ``kind`` is a struct; None for no others.
     """
 
-    def __init__(self, kind: type[T]) -> None:
+    def __init__(self, kind: type[T], members: Members | None = None) -> None:
         self._kind = kind
+        self._members = members
         #: reads a body at once, and raises what ``problem_of`` takes
         self.decode = msgspec.json.Decoder(kind).decode
 
-    def read(self, body: bytes | bytearray) -> T:
-        """A body as its kind.
+    def read(self, body: bytes | bytearray) -> tuple[T, tuple[str, ...]]:
+        """A body as its kind, and the names of the members that are ignored.
 
         Raises:
             Problem: it is none.
         """
         try:
-            if len(body) <= STEPPED_BYTES:
-                return self.decode(body)
-            return msgspec.convert(read_large(body, rest), self._kind)
-        except msgspec.ValidationError as error:
-            raise problem_of(error) from None
+            if len(body) > STEPPED_BYTES:
+                return self.convert(read_large(body, rest))
+            try:
+                return self.decode(body), ()
+            except msgspec.ValidationError as error:
+                if self._members is None:
+                    raise problem_of(error) from None
+            return self.convert(msgspec.json.decode(body))
         except (msgspec.MsgspecError, BadJson, TooMuch, UnicodeError, RecursionError) as error:
             raise half_character(body) or problem_of(error) from None
 
+    def convert(self, document: Any) -> tuple[T, tuple[str, ...]]:
+        """See ``read``; of what JSON was read as."""
+        try:
+            return msgspec.convert(document, self._kind), ()
+        except msgspec.ValidationError as error:
+            if self._members is None or not isinstance(document, dict):
+                raise problem_of(error) from None
+        sorted_members = self._members.sort(document, self._kind.__struct_fields__)  # type: ignore[attr-defined]
+        try:
+            return msgspec.convert(sorted_members.said, self._kind), sorted_members.ignored
+        except msgspec.ValidationError as error:
+            raise problem_of(error, sorted_members.names) from None
 
-def problem_of(error: Exception) -> Problem:
-    """What is wrong with a body that cannot be read."""
+
+def problem_of(error: Exception, names: Mapping[str, str] | None = None) -> Problem:
+    """What is wrong with a body that cannot be read.
+
+    Args:
+        error: it.
+        names: by which name the body has a member; by its own where it is not here.
+    """
     if isinstance(error, msgspec.ValidationError):
         text = str(error)
         place = _AT.search(text)
         named = _NAMED.search(text)
         path = "" if place is None else place[1]
+        path = (names or {}).get(path, path)
         if named is not None:
             path = f"{path}.{named[1]}" if path else named[1]
         if place is not None:

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
 from toutates.api.rest.answers import Answer
-from toutates.api.text.lookup import Wants
+from toutates.api.text.lookup import ANY, Wants
+from toutates.api.text.members import ignored_field
 from toutates.api.text.problems import Problem
 from toutates.api.text.reading import BodyReader
-from toutates.backends.text.interface import Float32, FoundText, Text, TextOptions, TextResult
+from toutates.backends.text.interface import Float32, FoundText, Task, Text, TextOptions, TextResult
 from toutates.models.table import ModelTable
 
-__all__ = ["Asked", "Computing", "Form", "Page", "Route", "Stepwise", "WriteOne", "answer_head"]
+__all__ = [
+    "Asked",
+    "Asks",
+    "ByTask",
+    "Computing",
+    "Form",
+    "Page",
+    "Route",
+    "Stepwise",
+    "WriteOne",
+    "answer_head",
+    "with_ignored",
+]
 
 #: Makes the answer to one text of its vector, its number of tokens and the model: the head without its empty line, that
 #: line and what is before the vector, the vector, and what is behind it.
@@ -55,6 +68,7 @@ class Asked(msgspec.Struct):
         check: refuses what does not fit the model that was found, by Problem.
         find: finds the model in the table, where it need not be a text model; None for by ``model`` and ``wants``.
         write_one: makes the answer where there is one text; None where ``write`` and ``fields`` do.
+        ignored: the header field that names the members which were ignored; b"" for none.
     """
 
     model: str
@@ -68,6 +82,7 @@ class Asked(msgspec.Struct):
     check: Callable[[FoundText], None] | None = None
     find: Callable[[ModelTable], FoundText] | None = None
     write_one: WriteOne | None = None
+    ignored: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +92,50 @@ class Stepwise:
     Attributes:
         model: its name; "" for none.
         steps: takes the model, and makes a piece of the answer's body in each step.
+        ignored: see ``Asked``.
     """
 
     model: str
     steps: Callable[[FoundText], Iterator[bytes]]
+    ignored: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class ByTask:
+    """A request whose meaning depends on what the model does.
+
+    Attributes:
+        model: its name; "" for none.
+        asked: what it asks for of a model of each task, or why such a model refuses it; those of the first for others.
+    """
+
+    model: str
+    asked: Mapping[Task, Asked | Problem]
+
+    def of(self, find: Callable[[str, Wants], FoundText], models: Sequence[FoundText]) -> Asked:
+        """What the request asks for of its model, or of models of which some may do what the first task is.
+
+        Raises:
+            RequestError: nothing, or there is no such model.
+        """
+        tasks = [find(self.model, ANY)] if self.model else models
+        served = {found.model.info.task for found in tasks}
+        task = next((task for task in self.asked if task in served), next(iter(self.asked)))
+        asked = self.asked[task]
+        if isinstance(asked, Problem):
+            raise asked
+        return asked
+
+
+#: What a body comes to.
+Asks = Asked | Stepwise | ByTask | Answer
+
+
+def with_ignored(asks: Asks, names: Sequence[str]) -> Asks:
+    """What a body asks for, and whose answer names the members that were ignored."""
+    if isinstance(asks, Asked):
+        return msgspec.structs.replace(asks, ignored=ignored_field(names), write_one=None)
+    return replace(asks, ignored=ignored_field(names)) if isinstance(asks, Stepwise) else asks
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +170,18 @@ class Computing:
     """
 
     reader: BodyReader[Any]
-    ask: Callable[[Any, str], Asked | Stepwise | Answer]
+    ask: Callable[[Any, str], Asks]
     text: str = ""
+
+    def asked(self, body: bytes | bytearray, model: str) -> Asks:
+        """What a body asks for.
+
+        Raises:
+            Problem: it cannot be read, or asks for what is not offered.
+        """
+        request, ignored = self.reader.read(body)
+        asks = self.ask(request, model)
+        return with_ignored(asks, ignored) if ignored else asks
 
 
 @dataclass(frozen=True, slots=True)

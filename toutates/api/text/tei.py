@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache, partial
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import numpy as np
 
 from toutates.api.rest.answers import Answer, json_answer
 from toutates.api.text import cohere
-from toutates.api.text.lookup import ANY, CLASSIFIER, EMBEDDER, RERANKER, SPARSE, TOKENS
-from toutates.api.text.openai import TokenId
+from toutates.api.text.lookup import ANY, CLASSIFIER, EMBEDDER, SPARSE, TOKENS
+from toutates.api.text.members import CLASSES, RANKS, TEI_EMBEDDINGS, TEI_OTHERS, TEI_SIMILARITY, TEI_TOKENS, Members
+from toutates.api.text.options import Cut, TokenId, options_of
 from toutates.api.text.problems import Kind, Problem
-from toutates.api.text.reading import MAX_INPUTS, BodyReader, check_count, check_texts, problem_of
-from toutates.api.text.routes import Asked, Computing, Form, Page, Route, Stepwise
+from toutates.api.text.reading import MAX_INPUTS, BodyReader, check_count, check_texts
+from toutates.api.text.routes import Asked, ByTask, Computing, Form, Page, Route, Stepwise, with_ignored
 from toutates.api.text.vectors import arrays_of, floats_of, sparse_of, string_of
 from toutates.backends.text.interface import FoundText, Scores, Task, Text, TextOptions, TextResult, VectorForm
 from toutates.system.json_text import encode_json
@@ -76,14 +77,6 @@ FORM: Final = Form(refuse, needs_json=True)
 _Input = str | list[str | TokenId | list[TokenId]]
 
 
-class _Cut(msgspec.Struct):
-    """Members that most bodies have. Others than those named are passed over, as by TEI. ``model`` is ours."""
-
-    model: str | None = None
-    truncate: bool | None = None
-    truncation_direction: str | None = None
-
-
 def _texts_of(given: Any, most: int = MAX_INPUTS) -> Sequence[Text]:
     """The texts of ``inputs``: a string, ids of one text, or an array of strings and arrays of ids."""
     if isinstance(given, str):
@@ -100,18 +93,6 @@ def _texts_of(given: Any, most: int = MAX_INPUTS) -> Sequence[Text]:
         raise Problem(Kind.VALUE, f"`inputs[{index}]` cannot be empty", f"inputs[{index}]")
     texts: Sequence[Text] = given
     return texts
-
-
-def _is_left(direction: str | None) -> bool | None:
-    if direction is None:
-        return None
-    if direction.lower() not in ("left", "right"):
-        text = f"truncation_direction: expected Left or Right, got '{direction[:20]}'"
-        raise Problem(Kind.FORM, text, "truncation_direction")
-    return direction.lower() == "left"
-
-
-_options: Final = lru_cache(256)(TextOptions)
 
 
 def _fields(result: TextResult, asked: Asked) -> bytes:
@@ -137,10 +118,11 @@ _asked: Final = partial(Asked, fields=_fields)
 # --- embeddings ------------------------------------------------------------------------------------------------------
 
 
-class TokensRequest(_Cut, kw_only=True):
+class TokensRequest(Cut, kw_only=True):
     """The body of /embed_all and /embed_sparse."""
 
     inputs: _Input
+    model: str | None = None
     prompt_name: str | None = None
 
 
@@ -152,12 +134,8 @@ class EmbedRequest(TokensRequest, kw_only=True):
 
 
 def _embed(request: EmbedRequest, model: str) -> Asked:
-    options = _options(
-        truncate=request.truncate,
-        truncate_left=_is_left(request.truncation_direction),
-        prompt=request.prompt_name,
-        normalize=request.normalize,
-        dimensions=request.dimensions,
+    options = options_of(
+        request, prompt=request.prompt_name, normalize=request.normalize, dimensions=request.dimensions
     )
     return _asked(request.model or model, EMBEDDER, _texts_of(request.inputs), options, _write_vectors)
 
@@ -167,17 +145,8 @@ def _write_vectors(result: TextResult, found: FoundText) -> Iterator[bytes]:
     return arrays_of(vectors)
 
 
-def _token_options(request: TokensRequest, **more: Any) -> TextOptions:
-    return _options(
-        truncate=request.truncate,
-        truncate_left=_is_left(request.truncation_direction),
-        prompt=request.prompt_name,
-        **more,
-    )
-
-
 def _embed_all(request: TokensRequest, model: str) -> Asked:
-    options = _token_options(request, token_vectors=True)
+    options = options_of(request, prompt=request.prompt_name, token_vectors=True)
     texts = _texts_of(request.inputs, MAX_TOKEN_TEXTS)
 
     def check(found: FoundText) -> None:
@@ -208,8 +177,8 @@ def _write_token_vectors(result: TextResult, found: FoundText) -> Iterator[bytes
 
 
 def _embed_sparse(request: TokensRequest, model: str) -> Asked:
-    texts = _texts_of(request.inputs)
-    return _asked(request.model or model, SPARSE, texts, _token_options(request), _write_sparse)
+    texts, options = _texts_of(request.inputs), options_of(request, prompt=request.prompt_name)
+    return _asked(request.model or model, SPARSE, texts, options, _write_sparse)
 
 
 def _write_sparse(result: TextResult, found: FoundText) -> Iterator[bytes]:
@@ -220,11 +189,14 @@ def _write_sparse(result: TextResult, found: FoundText) -> Iterator[bytes]:
 # --- scores ----------------------------------------------------------------------------------------------------------
 
 
-class PredictRequest(_Cut, kw_only=True):
-    """The body of /predict."""
+class PredictRequest(Cut, kw_only=True):
+    """The body of /predict. ``activation`` and ``top_k`` are what the Hugging Face Hub's client asks for."""
 
     inputs: str | list[str | list[str]]
+    model: str | None = None
     raw_scores: bool = False
+    activation: Literal["sigmoid", "softmax"] | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
 def _pair(texts: list[str], member: str) -> Text:
@@ -246,22 +218,21 @@ def _predict(request: PredictRequest, model: str) -> Asked:
         texts = [_pair(item, f"inputs[{index}]") for index, item in enumerate(given)]
     else:
         texts = [_pair(given, "inputs")]
-    options = _score_options(request, request.raw_scores)
-    return _asked(request.model or model, CLASSIFIER, texts, options, partial(_write_classes, is_batch))
+    scores = Scores.RAW if request.raw_scores else _ACTIVATIONS[request.activation]
+    write = partial(_write_classes, is_batch, request.top_k)
+    return _asked(request.model or model, CLASSIFIER, texts, options_of(request, scores=scores), write)
 
 
-def _score_options(request: _Cut, raw_scores: bool) -> TextOptions:
-    scores = Scores.RAW if raw_scores else Scores.PROBABILITIES
-    return _options(truncate=request.truncate, truncate_left=_is_left(request.truncation_direction), scores=scores)
+_ACTIVATIONS: Final = {None: Scores.PROBABILITIES, "sigmoid": Scores.SIGMOID, "softmax": Scores.SOFTMAX}
 
 
-def _write_classes(is_batch: bool, result: TextResult, found: FoundText) -> Iterator[bytes]:
+def _write_classes(is_batch: bool, most: int | None, result: TextResult, found: FoundText) -> Iterator[bytes]:
     labels = found.model.info.labels
     before = b"[" if is_batch else b""
     vectors: Any = result.vectors
     for vector in vectors:
         scores = vector.tolist()
-        order = np.argsort(-vector, kind="stable").tolist()
+        order = np.argsort(-vector, kind="stable").tolist()[:most]
         yield before + encode_json([{"score": _number(scores[at]), "label": _label(labels, at)} for at in order])
         before = b","
     if is_batch:
@@ -282,9 +253,6 @@ class RerankRequest(cohere.RerankRequest, kw_only=True):
     """The body of /rerank, or of Cohere's /rerank, which has ``documents`` in place of ``texts``."""
 
     texts: list[str] | None = None
-    truncate: bool | None = None
-    truncation_direction: str | None = None
-    return_text: bool = False
 
 
 def _rerank(request: RerankRequest, model: str) -> Asked:
@@ -294,18 +262,13 @@ def _rerank(request: RerankRequest, model: str) -> Asked:
         raise Problem(Kind.FORM, "the body: Object missing required field `texts`", "texts")
     texts = request.texts
     check_count(len(texts), "texts")
-    check_texts([request.query], "query")
-    scores = Scores.RAW if request.raw_scores else Scores.PROBABILITIES
-    options = _options(truncate=request.truncate, truncate_left=_is_left(request.truncation_direction), scores=scores)
-    pairs = [(request.query, text) for text in texts]
-    write = partial(_write_ranks, texts if request.return_text else None)
-    bulk = sum(map(len, texts)) if request.return_text else 0
-    return _asked(request.model or model, RERANKER, pairs, options, write, bulk=bulk)
+    asked = cohere.asked_for(request, model, texts, partial(_write_ranks, request.top_n))
+    return msgspec.structs.replace(asked, fields=_fields)
 
 
-def _write_ranks(texts: Sequence[str] | None, result: TextResult, found: FoundText) -> Iterator[bytes]:
+def _write_ranks(most: int | None, texts: list[str] | None, result: TextResult, found: FoundText) -> Iterator[bytes]:
     before = b"["
-    for index, score in cohere.ranked(result):
+    for index, score in cohere.ranked(result)[:most]:
         yield b'%b{"index":%d,"score":%b' % (before, index, encode_json(score))
         if texts is not None:
             yield b',"text":'
@@ -320,32 +283,20 @@ class _Sentences(msgspec.Struct):
     sentences: list[str]
 
 
-class _SimilarityParameters(msgspec.Struct):
-    truncate: bool | None = None
-    truncation_direction: str | None = None
+class SimilarityRequest(Cut, kw_only=True):
+    """The body of /similarity, with the members of its ``parameters``."""
+
+    inputs: _Sentences
+    model: str | None = None
     prompt_name: str | None = None
 
 
-class SimilarityRequest(msgspec.Struct):
-    """The body of /similarity."""
-
-    inputs: _Sentences
-    parameters: _SimilarityParameters | None = None
-    model: str | None = None
-
-
 def _similarity(request: SimilarityRequest, model: str) -> Asked:
-    parameters = request.parameters or _SimilarityParameters()
     sentences = request.inputs.sentences
     check_count(len(sentences), "inputs.sentences", MAX_INPUTS - 1)
     check_texts([request.inputs.source_sentence], "inputs.source_sentence")
     check_texts(sentences, "inputs.sentences")
-    options = _options(
-        truncate=parameters.truncate,
-        truncate_left=_is_left(parameters.truncation_direction),
-        prompt=parameters.prompt_name,
-        normalize=True,
-    )
+    options = options_of(request, prompt=request.prompt_name, normalize=True)
     texts = [request.inputs.source_sentence, *sentences]
     return _asked(request.model or model, EMBEDDER, texts, options, _write_similarities)
 
@@ -358,7 +309,7 @@ def _write_similarities(result: TextResult, found: FoundText) -> Iterator[bytes]
 # --- tokens ----------------------------------------------------------------------------------------------------------
 
 
-class TokenizeRequest(msgspec.Struct):
+class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The body of /tokenize."""
 
     inputs: str | list[str]
@@ -376,7 +327,7 @@ def _tokenize(request: TokenizeRequest, model: str) -> Stepwise:
     def steps(found: FoundText) -> Iterator[bytes]:
         info, tokenizer = found.model.info, found.model.tokenizer
         if name is not None:
-            found.model.check(_options(prompt=name))
+            found.model.check(TextOptions(prompt=name))
         prompt = info.prompts[name] if name else ""
         most = CHARACTERS_PER_TOKEN * info.max_tokens
         for index, text in enumerate(texts):
@@ -407,7 +358,7 @@ def _tokenize(request: TokenizeRequest, model: str) -> Stepwise:
     return Stepwise(request.model or model, steps)
 
 
-class DecodeRequest(msgspec.Struct):
+class DecodeRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The body of /decode."""
 
     ids: list[TokenId | list[TokenId]]
@@ -476,35 +427,52 @@ def _health(page: Page) -> Answer:
     raise Problem(Kind.NOT_READY, "unhealthy")
 
 
-def _own(document: dict[str, Any], model: str) -> Asked:
+def _own(document: dict[str, Any], model: str) -> Any:
     """What a body for the server itself asks for: TEI has one model there, and clients send what it computes."""
-    kind: type[Any] = EmbedRequest
-    ask: Callable[[Any, str], Asked] = _embed
     if isinstance(document.get("inputs"), dict):
-        kind, ask = SimilarityRequest, _similarity
-    elif "query" in document:
-        kind, ask = RerankRequest, _rerank
-    try:
-        request = msgspec.convert(document, kind)
-    except msgspec.ValidationError as error:
-        raise problem_of(error) from None
-    return ask(request, model)
+        return _of(_SIMILARITY, document, model)
+    if document.get("query") is not None:
+        return _of(_RERANK, document, model)
+    asked: dict[Task, Asked | Problem] = {}
+    for task, computing in ((Task.EMBED, _EMBED), (Task.CLASSIFY, _PREDICT)):
+        try:
+            asked[task] = _of(computing, document, model)
+        except Problem as problem:
+            asked[task] = problem
+    name = document.get("model")
+    return ByTask(name if name and isinstance(name, str) else model, asked)
 
 
-def _route(path: str, kind: type[Any], ask: Any, texts: str = "inputs") -> Route:
-    return Route(path, FORM, texts=texts, post=Computing(BodyReader(kind), ask))
+def _of(computing: Computing, document: dict[str, Any], model: str) -> Any:
+    request, ignored = computing.reader.convert(document)
+    asked: Any = computing.ask(request, model)
+    return with_ignored(asked, ignored) if ignored else asked
+
+
+def _computing(kind: type[Any], ask: Any, members: Members = TEI_OTHERS) -> Computing:
+    return Computing(BodyReader(kind, members), ask)
+
+
+_EMBED: Final = _computing(EmbedRequest, _embed, TEI_EMBEDDINGS)
+_PREDICT: Final = _computing(PredictRequest, _predict, CLASSES)
+_RERANK: Final = _computing(RerankRequest, _rerank, RANKS)
+_SIMILARITY: Final = _computing(SimilarityRequest, _similarity, TEI_SIMILARITY)
+
+
+def _route(path: str, computing: Computing, texts: str = "inputs") -> Route:
+    return Route(path, FORM, texts=texts, post=computing)
 
 
 ROUTES: Final = (
-    _route("/", dict[str, Any], _own),
-    _route("/embed", EmbedRequest, _embed),
-    _route("/embed_all", TokensRequest, _embed_all),
-    _route("/embed_sparse", TokensRequest, _embed_sparse),
-    _route("/predict", PredictRequest, _predict),
-    _route("/rerank", RerankRequest, _rerank, "texts"),
-    _route("/similarity", SimilarityRequest, _similarity),
-    _route("/tokenize", TokenizeRequest, _tokenize),
-    _route("/decode", DecodeRequest, _decode, "ids"),
+    _route("/", Computing(BodyReader(dict[str, Any]), _own)),
+    _route("/embed", _EMBED),
+    _route("/embed_all", _computing(TokensRequest, _embed_all, TEI_TOKENS)),
+    _route("/embed_sparse", _computing(TokensRequest, _embed_sparse, TEI_TOKENS)),
+    _route("/predict", _PREDICT),
+    _route("/rerank", _RERANK, "texts"),
+    _route("/similarity", _SIMILARITY),
+    _route("/tokenize", _computing(TokenizeRequest, _tokenize)),
+    _route("/decode", _computing(DecodeRequest, _decode), "ids"),
     Route("/info", FORM, get=_info, group="metadata"),
     Route("/health", FORM, get=_health, group="health"),
 )

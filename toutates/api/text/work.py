@@ -21,7 +21,7 @@ from toutates.api.text.lookup import ANY, Lookup
 from toutates.api.text.observing import TextObserver
 from toutates.api.text.problems import Problem, as_problem
 from toutates.api.text.reading import LARGE_BYTES
-from toutates.api.text.routes import Asked, Form, Page, Route, Stepwise, answer_head
+from toutates.api.text.routes import Asked, Asks, ByTask, Form, Page, Route, Stepwise, answer_head
 from toutates.api.waiting_call import WaitingCall
 from toutates.backends.text.interface import (
     MOST_CHARACTERS_HERE,
@@ -144,8 +144,7 @@ class TextWork:
                 request.held = len(body)
                 self.aside(call, partial(_read, route, body, model), request.go_on)
                 return
-            computing = route.post
-            asked = computing.ask(computing.reader.read(body), model)
+            asked = route.post.asked(body, model)
         except RequestError as error:
             request.end(error)
             return
@@ -260,7 +259,7 @@ class TextWork:
 def _read(route: Route, body: bytes | bytearray, model: str) -> Any:
     """In the other thread: read a body."""
     assert route.post is not None
-    return route.post.ask(route.post.reader.read(body), model)
+    return route.post.asked(body, model)
 
 
 def _write(pieces: Iterable[bytes]) -> list[bytes]:
@@ -371,10 +370,12 @@ class _Request:
         self._asked, self._found, self._options, self._counted = asked, found, options, counted
         return self
 
-    def go_on(self, asked: Asked | Stepwise | Answer | RequestError) -> None:
+    def go_on(self, asked: Asks | RequestError) -> None:
         """Go on with a body that was read."""
         call, work = self._call, self._work
         try:
+            if isinstance(asked, ByTask):
+                asked = asked.of(self._lookup.find, self._lookup.all())
             if isinstance(asked, Asked):
                 self._compute(asked)
             elif isinstance(asked, RequestError):
@@ -384,7 +385,7 @@ class _Request:
                 if self._caller is not None:
                     self._caller.take(1, work.worker.now_ns)
                 steps = asked.steps(found)
-                work.aside(call, partial(_step, steps, []), partial(self._stepped, steps))
+                work.aside(call, partial(_step, steps, []), partial(self._stepped, steps, asked.ignored))
             else:
                 self.end(None)
                 work.send(call, self._route, asked)
@@ -498,7 +499,7 @@ class _Request:
             asked: Asked = self._asked
             vectors: Any = result.vectors
             values = sum([_size(vector) for vector in vectors])
-            fields = b"" if asked.fields is None else asked.fields(result, asked)
+            fields = asked.ignored if asked.fields is None else asked.ignored + asked.fields(result, asked)
             if values + asked.bulk <= SMALL_VALUES:
                 self._send(fields, [b"".join(asked.write(result, self._found))])
                 return
@@ -517,7 +518,7 @@ class _Request:
         except Exception as error:
             self.fail(error)
 
-    def _stepped(self, steps: Iterator[bytes], outcome: tuple[list[bytes], bool] | RequestError) -> None:
+    def _stepped(self, steps: Iterator[bytes], fields: bytes, outcome: tuple[list[bytes], bool] | RequestError) -> None:
         """Some steps were done."""
         try:
             if isinstance(outcome, RequestError):
@@ -525,12 +526,12 @@ class _Request:
                 return
             pieces, ended = outcome
             if ended:
-                self._send(b"", pieces)
+                self._send(fields, pieces)
                 return
             size = sum(map(len, pieces)) - self.held
             if size > 0:
                 self.hold(size)
-            self._work.aside(self._call, partial(_step, steps, pieces), partial(self._stepped, steps))
+            self._work.aside(self._call, partial(_step, steps, pieces), partial(self._stepped, steps, fields))
         except Exception as error:
             self.fail(error)
 

@@ -35,6 +35,7 @@ __all__ = [
     "no_model",
     "no_version",
     "no_worker",
+    "no_workflows",
     "problem_answer",
     "resource_not_found",
     "tensors",
@@ -74,6 +75,12 @@ def resource_not_found() -> Problem:
     """There is nothing at this path."""
     text = "Requested resource is not found, please refer to API document."
     return Problem(404, "ResourceNotFoundException", text)
+
+
+def no_workflows(code: int) -> Problem:
+    """What is asked for is a workflow."""
+    text = "Workflows are not offered here: register the archives of its models (.mar), and join them by an ensemble."
+    return Problem(code, "ResourceNotFoundException" if code == 404 else "BadRequestException", text)
 
 
 def method_not_allowed(methods: Collection[str]) -> Problem:

@@ -18,6 +18,7 @@ from toutates.api.torchserve.answers import (
     Problem,
     document_answer,
     method_not_allowed,
+    no_workflows,
     problem_answer,
     resource_not_found,
 )
@@ -37,6 +38,7 @@ _MAX_PAGE: Final = 100
 _DENIED: Final = "AccessDeniedException"
 _GROUP: Final = "model-repository"
 _MODELS: Final = "/models"
+_WORKFLOWS: Final = "/workflows"
 _MODEL: Final = re.compile(r"/models/([^/]+)(?:/([^/]+))?(/set-default)?")
 
 
@@ -83,6 +85,8 @@ async def _register(models: Models, given: _Parameters) -> Outcome:
     url = given.text("url")
     if not url:
         raise Problem(400, "BadRequestException", "Parameter url is required.")
+    if url.partition("?")[0].endswith(".war"):
+        raise no_workflows(400)
     if given.text("runtime", "python") not in ("python", "PYTHON", "python3"):
         raise Problem(400, "BadRequestException", "Parameter runtime is python.")
     batch_size = given.number("batch_size", None)
@@ -128,6 +132,8 @@ def _operations(path: str) -> Mapping[str, Operation]:
     """
     if path == _MODELS:
         return {"GET": _list, "POST": _register}
+    if path == _WORKFLOWS or path.startswith(f"{_WORKFLOWS}/"):
+        raise no_workflows(404)
     match = _MODEL.fullmatch(path)
     if match is None:
         raise resource_not_found()

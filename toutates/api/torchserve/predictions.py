@@ -26,6 +26,7 @@ from toutates.api.torchserve.answers import (
     method_not_allowed,
     no_version,
     no_worker,
+    no_workflows,
     problem_answer,
     tensors,
 )
@@ -45,6 +46,7 @@ _PING: Final = "/ping"
 _PING_METHODS: Final = ("GET", "POST")
 #: The handler is told which one it is. Any other one is taken as well, but for OPTIONS.
 _PREDICTION_METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")
+_WORKFLOW: Final = "/wfpredict/"
 #: Bytes of a body that is not looked at.
 _MAX_BODY: Final = 65_536
 
@@ -111,7 +113,7 @@ class Predictions:
         """
         match = _PATH.fullmatch(head.path)
         if match is None and head.path != _PING:
-            return None
+            return _admit_problem(head, no_workflows(404)) if head.path.startswith(_WORKFLOW) else None
         group = "health" if match is None else "inference"
         try:
             self._doors.check_secret(group, head.fields)

@@ -91,6 +91,9 @@ class Scores(Enum):
     RAW = "raw"
     #: sigmoid where there is one label or labels do not exclude each other, else softmax
     PROBABILITIES = "probabilities"
+    #: the one of the two that is named
+    SIGMOID = "sigmoid"
+    SOFTMAX = "softmax"
 
 
 class Fault(Enum):
@@ -182,6 +185,7 @@ class TextOptions:
     Attributes:
         truncate: whether a text that is too long is cut; None for as the model is configured.
         truncate_left: whether its beginning is cut off; None for as the tokenizer's configuration says.
+        max_tokens: of a text, where that is fewer than the model takes; None for the model's.
         prompt: name of the prompt; "" for none, None for the model's default.
         normalize: whether vectors have length 1; None for as the folder says.
         dimensions: values that are left of a vector, cut before it is normalized; None for all.
@@ -193,6 +197,7 @@ class TextOptions:
 
     truncate: bool | None = None
     truncate_left: bool | None = None
+    max_tokens: int | None = None
     prompt: str | None = None
     normalize: bool | None = None
     dimensions: int | None = None

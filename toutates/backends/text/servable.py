@@ -231,7 +231,7 @@ class TextServable(BatchedServable, TextModel):
         return Settled(
             options=options,
             special=options.add_special_tokens and folder.special,
-            limit=min(limit, info.max_tokens),
+            limit=min(limit, info.max_tokens, options.max_tokens or limit),
             cuts=info.truncate if options.truncate is None else options.truncate,
             left=folder.truncate_left if options.truncate_left is None else options.truncate_left,
             prompt=prompt,
@@ -249,7 +249,9 @@ class TextServable(BatchedServable, TextModel):
             return ACTIVATIONS["Identity"]
         if scores is Scores.AS_CONFIGURED:
             return ACTIVATIONS[self._folder.activation]
-        return softmax if self._info.dimensions > 1 and self._folder.exclusive else sigmoid
+        if scores is Scores.PROBABILITIES:
+            return softmax if self._info.dimensions > 1 and self._folder.exclusive else sigmoid
+        return softmax if scores is Scores.SOFTMAX else sigmoid
 
     # --- what has become of requests ---------------------------------------------------------------------------------
 

@@ -16,6 +16,8 @@ from toutates.system.text import shown
 __all__ = ["MANIFEST", "Handler", "Manifest", "find_handler", "is_model_name", "read_manifest"]
 
 MANIFEST: Final = Path("MAR-INF", "MANIFEST.json")
+#: In the place of its folder in an archive of torch-workflow-archiver.
+_WORKFLOW: Final = "WAR-INF"
 
 _MOST_BYTES: Final = 2**20
 _RUNTIMES: Final = ("python", "python3", "LSP")
@@ -83,6 +85,9 @@ def read_manifest(folder: Path, archive: Path, name: str = "", handler: str = ""
     Raises:
         ConfigurationError: it cannot be read, or lacks what it must have.
     """
+    if archive.suffix == ".war" or (folder / _WORKFLOW).is_dir():
+        remedy = "import the archives of its models, and join them by an ensemble"
+        raise _wrong(archive, "is a workflow of TorchServe, and workflows are not offered", remedy)
     data = read_small_file(folder / MANIFEST, _MOST_BYTES)
     if data is None:
         document: Any = {"runtime": "python", "model": {"modelName": _stem(archive), "modelVersion": "1.0"}}

@@ -36,7 +36,11 @@ TEXT_OPERATIONS: Final[Mapping[str, Mapping[str, Operation]]] = {
     "/embeddings": {"post": _EMBEDDINGS},
     "/v1/models": {"get": Operation("The text models, as OpenAI's", {JSON: _OBJECT})},
     "/v1/models/{id}": {"get": Operation("A text model, as OpenAI's", {JSON: _OBJECT})},
-    "/": {"post": _post("What one model computes: embeddings, similarity or relevance", _ARRAY, {"inputs": "a text"})},
+    "/": {
+        "post": _post(
+            "What one model computes: embeddings, classes, similarity or relevance", _ARRAY, {"inputs": "a text"}
+        )
+    },
     "/embed": {"post": _post("Embeddings", _ARRAY, {"inputs": ["a text", "another"]})},
     "/embed_all": {"post": _post("A vector for each token", _ARRAY, {"inputs": "a text"})},
     "/embed_sparse": {"post": _post("Sparse embeddings", _ARRAY, {"inputs": "a text"})},
