@@ -27,6 +27,15 @@ def test_a_request_that_is_refused_takes_nothing() -> None:
     assert bucket.take(0, 0) > 0
 
 
+def test_what_is_given_back_can_be_taken_again() -> None:
+    bucket = Bucket(Quota(requests_per_second=10, rows_per_second=100))
+    for now_ns in (0, 0, S, S):  # after a pause too
+        assert bucket.take(100, now_ns) == 0.0
+        bucket.give_back(100, now_ns)
+    assert bucket.take(100, S) == 0.0
+    assert bucket.take(100, S) == pytest.approx(1.0)
+
+
 def test_a_request_larger_than_the_bucket_waits_until_it_is_full_and_is_paid_for_afterwards() -> None:
     bucket = Bucket(Quota(rows_per_second=10, burst_s=1))
     assert bucket.take(1, 0) == 0.0

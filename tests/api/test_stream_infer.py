@@ -31,7 +31,7 @@ from toutates.api.grpc.stream_infer import InferStreams
 from toutates.h2grpc import Limits, MessageReceived, Method
 from toutates.net import GrpcService
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
-from toutates.system.errors import ExecutionFailed, InvalidRequest, MalformedMessage
+from toutates.system.errors import ExecutionFailed, InvalidRequest, MalformedMessage, OwnRequestsFirst
 
 METHOD = "/test.Own/Infer"
 
@@ -56,6 +56,8 @@ class Inferences:
     #: bytes of the answers that requests get at once; None for none
     at_once: int | None = None
     grpc: Any = None
+    #: so many requests that wait are as many as there may be, if one at least is of the same connection
+    most: int | None = None
 
     def infer(self, received: MessageReceived) -> None:
         name = ModelInferRequest.FromString(received.message).id
@@ -66,6 +68,10 @@ class Inferences:
             raise MalformedMessage("no request")
         if name == "bug":
             raise RuntimeError("not for the caller")
+        if name.startswith("apart"):
+            received.responder.set_apart(received)
+        if self.most is not None and len(self.waiting) >= self.most and received.responder.has_its_share(received, 1):
+            raise OwnRequestsFirst("full")
         self.waiting[name] = received
         if self.at_once is not None:
             self._answer(name, self.at_once)
@@ -213,6 +219,45 @@ def test_the_window_of_messages_that_wait_is_not_given_back(monkeypatch: pytest.
         inferences.answer("first")
         assert ids(answers(client, 5)) == ["first", *["big"] * 4]
         client.send(rst_stream(1))
+
+
+def test_requests_that_a_full_model_does_not_take_wait_for_half_of_their_streams_answers() -> None:
+    names = ["a", "b", "c", "d", "apart", "e", "f"]
+    with serving() as (inferences, server), RawClient(server) as client:
+        inferences.most = 4
+        client.send(opening() + asking(*names, flags=0))
+        client.send(opening(3) + asking("g", stream=3, flags=END_STREAM))  # waits for the other stream
+        server.until(lambda: "g" in inferences.begun)
+        assert inferences.begun == ["a", "b", "c", "d", "apart", "g"]
+        assert inferences.budget > 0
+        inferences.answer("a", "b")
+        server.until(lambda: "g" in inferences.waiting)
+        assert "apart" not in inferences.waiting  # three are to go, so that there is room for one more
+        inferences.answer("c")
+        server.until(lambda: len(inferences.waiting) == 4)
+        assert list(inferences.waiting) == ["d", "g", "apart", "e"]
+        inferences.most = None
+        inferences.answer("g", "d")
+        server.until(lambda: "f" in inferences.waiting)
+        inferences.answer("e", "f")
+        received = inferences.waiting["apart"]
+        server.call(lambda: received.responder.respond(received, (b"",), 0, more=False))
+        server.call(server.worker.flush)
+        assert sorted(ids(answers(client, 8)))[:6] == ["", "a", "b", "c", "d", "e"]
+        assert inferences.budget == 0
+        client.send(rst_stream(1))
+
+
+def test_what_waits_for_its_own_stream_goes_with_it() -> None:
+    with serving() as (inferences, server), RawClient(server) as client:
+        inferences.most = 1
+        client.send(opening() + asking("a", "b", "c") + opening(3) + asking("d", stream=3))
+        server.until(lambda: "d" in inferences.begun)
+        client.send(rst_stream(3) + rst_stream(1))
+        server.until(lambda: not inferences.waiting["a"].open)
+        server.rounds()
+        assert inferences.budget == 0
+        assert set(inferences.begun) == {"a", "b", "d"}
 
 
 def test_a_caller_who_does_not_read_stops_his_own_stream_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,6 +87,14 @@ class Bucket:
                 of_rows.take(rows, now_ns)
         return 0.0
 
+    def give_back(self, rows: int, now_ns: int) -> None:
+        """Put back what ``take`` has just taken out, for a request that comes again."""
+        with self._lock:
+            if self._requests is not None:
+                self._requests.take(-1, now_ns)
+            if self._rows is not None:
+                self._rows.take(-rows, now_ns)
+
     def full_from_ns(self) -> float:
         """When nothing is owed any more."""
         return max((rate.due_ns for rate in (self._requests, self._rows) if rate is not None), default=-math.inf)

@@ -120,7 +120,9 @@ class Budget:
             if rows > self.most_rows - self.rows:
                 raise Overloaded(
                     f"model '{self._name}' has {self.rows} of at most {self.bounds.rows} rows waiting or running, and "
-                    f"this request has {rows} more; {self._advice(self.bounds.keys.rows)}"
+                    f"this request has {rows} more; {self._advice(self.bounds.keys.rows)}",
+                    self.bounds.rows,
+                    rows,
                 )
 
     def count_more(self, batch: Batch, rows: int) -> None:
@@ -236,7 +238,9 @@ class Budget:
         if more > self.bounds.memory_bytes - self.memory_bytes and more:
             raise Overloaded(
                 f"model '{self._name}' has batches of {self.memory_bytes} of at most {self.bounds.memory_bytes} bytes "
-                f"waiting or running, and this request needs {more} more; {self._advice(self.bounds.keys.memory)}"
+                f"waiting or running, and this request needs {more} more; {self._advice(self.bounds.keys.memory)}",
+                self.bounds.memory_bytes,
+                more,
             )
 
     # --- requests that wait ------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from toutates.infer.service import InferService
 from toutates.infer.streaming import StreamInferService
 from toutates.models.table import ServedVersion
 from toutates.protocol.sequence_parameters import Said
-from toutates.system.errors import RequestError
+from toutates.system.errors import OwnRequestsFirst, RequestError
 
 __all__ = ["ChargingInferService", "ChargingRestInferService", "ChargingStreamInferService"]
 
@@ -71,9 +71,19 @@ class _Charging(InferService):
             self._count_refusal(error, plan.version)
             raise
 
+    def _give_back(self, plan: Plan) -> None:
+        """Undo ``_charge`` for a request that comes again."""
+        caller = self.gate.caller
+        if caller is not None and caller.bucket is not None:
+            caller.bucket.give_back(plan.rows, self.worker.now_ns)
+
     def _pack(self, call: Any, plan: Plan, writer: Way, id_field: bytes, buffer: Buffer, spans: Sequence[int]) -> None:
         self._charge(plan)
-        super()._pack(call, plan, writer, id_field, buffer, spans)
+        try:
+            super()._pack(call, plan, writer, id_field, buffer, spans)
+        except OwnRequestsFirst:
+            self._give_back(plan)
+            raise
 
     def _pack_said(
         self,
@@ -93,7 +103,11 @@ class _Charging(InferService):
         self, call: Any, plan: Plan, id_field: bytes, contents: Sequence[Buffer], identifier: str, said: Said | None
     ) -> None:
         self._charge(plan)
-        super()._add_arrays(call, plan, id_field, contents, identifier, said)
+        try:
+            super()._add_arrays(call, plan, id_field, contents, identifier, said)
+        except OwnRequestsFirst:
+            self._give_back(plan)
+            raise
 
     def _submit(
         self,
@@ -112,6 +126,10 @@ class _Charging(InferService):
         caller, self.gate.caller = self.gate.caller, None
         try:
             super()._submit(call, plan, id_field, contents, identifier, said)
+        except OwnRequestsFirst:
+            self.gate.caller = caller
+            self._give_back(plan)
+            raise
         finally:
             self.gate.caller = caller
 

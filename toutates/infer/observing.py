@@ -207,6 +207,11 @@ class Observer:
         observation.ended_with(error)
         self._end(call, time.monotonic_ns())
 
+    def withdraw(self, call: Call) -> None:
+        """Observe a request no longer: it is to come again."""
+        call.context = None
+        self.under_way -= 1
+
     def among(self, pending: Sequence[PendingRequest]) -> list[Call]:
         """The observed requests of a batch that is about to be answered."""
         calls: list[Call] = []

@@ -49,6 +49,7 @@ from toutates.system.errors import (
     InvalidSequence,
     NotLoaded,
     Overloaded,
+    OwnRequestsFirst,
     RequestError,
     UnknownModel,
     Unsupported,
@@ -200,6 +201,9 @@ class InferService:
             self.infer(call)
         except NotLoaded:
             raise  # it goes on later
+        except OwnRequestsFirst:
+            self.observer.withdraw(call)
+            raise
         except RequestError as error:
             self.observer.refused(call, error)
             raise
@@ -341,7 +345,7 @@ class InferService:
         try:
             plan.port.add_packed(writer, plan.rows, (call, plan, id_field, self.worker.now_ns), buffer, spans)
         except RequestError as error:
-            raise self._refused_by_port(error, plan.version, id_field) from None
+            raise self._refused_by_port(error, plan.version, id_field, call) from None
 
     def _pack_said(
         self,
@@ -515,7 +519,7 @@ class InferService:
         try:
             plan.port.add_gathered(plan.way, plan.rows, context, arrays, sum(map(len, contents)))
         except RequestError as error:
-            raise self._refused_by_port(error, plan.version, id_field) from None
+            raise self._refused_by_port(error, plan.version, id_field, None if said else call) from None
 
     # --- shared memory -----------------------------------------------------------------------------------------------
 
@@ -545,18 +549,34 @@ class InferService:
         try:
             port.add_on_device(way, (call, plan, id_field, self.worker.now_ns), rows)
         except RequestError as error:
-            raise self._refused_by_port(error, plan.version, id_field) from None
+            raise self._refused_by_port(error, plan.version, id_field, call) from None
 
     # --- refusals ----------------------------------------------------------------------------------------------------
 
-    def _refused_by_port(self, error: RequestError, version: ServedVersion, id_field: bytes) -> RequestError:
-        """The error of a port, which knows no ids, with the request's id where Triton's text has one."""
+    def _refused_by_port(
+        self, error: RequestError, version: ServedVersion, id_field: bytes, call: Any = None
+    ) -> RequestError:
+        """The error of a port, which knows no ids, with the request's id where Triton's text has one.
+
+        Args:
+            error: the port's.
+            version: which the request is for.
+            id_field: the request's.
+            call: the request, if it may wait for others of its connection. One of a sequence may not: the end of its
+                sequence may be behind it, and what it waits for behind that.
+        """
+        if call is not None and type(error) is Overloaded and error.share and self._has_its_share(call, error.share):
+            return OwnRequestsFirst(str(error))
         self._count_refusal(error, version)
         return (
             error
             if isinstance(error, WouldBeLate) or type(error) in (Overloaded, InvalidSequence)
             else type(error)(request_prefix(self._transport.request_id(id_field)) + str(error))
         )
+
+    def _has_its_share(self, call: Any, share: int) -> bool:
+        """Whether a request can wait, and others of its connection are under way, ``share`` of them at least."""
+        return False
 
     def _refuse_above_limit(self, call: Call, refusal: RequestError, chosen: Sampling | None) -> NoReturn:
         """Refuse a request that nobody has looked at."""

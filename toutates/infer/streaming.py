@@ -38,6 +38,10 @@ class StreamResponder(Responder, Protocol):
         """Answer a request that was accepted with an error."""
         ...
 
+    def has_its_share(self, message: Any, share: int, /) -> bool:
+        """Whether a request may wait, and the streams of its connection have ``share`` others under way, or more."""
+        ...
+
     def set_apart(self, message: Any, /) -> None:
         """Take a request out of the order of answers, because it has any number of responses."""
         ...
@@ -79,6 +83,11 @@ class StreamInferService(InferService):
             self._transport.fail(call.call, error)
         else:
             call.responder.refuse(call, str(error))
+
+    def _has_its_share(self, call: Any, share: int) -> bool:
+        """See ``InferService``: what a stream has sent beyond its share waits on it."""
+        responder: StreamResponder | None = call.responder
+        return responder is not None and responder.has_its_share(call, share)
 
     def _unread_bytes(self, context: RequestContext) -> int:
         """See ``Consumer``: what waits for the window of the stream, or for the socket."""

@@ -73,6 +73,9 @@ ROUND_END_NS: Final = 2_000_000
 MOST_FAILED_ROUNDS: Final = 100
 #: How soon after one what is due by time is looked at again.
 FAILED_ROUND_PAUSE_NS: Final = 10_000_000
+#: How long a callback of ``call_later`` waits, and how many of them have their turn at once.
+LATER_NS: Final = 2_000_000
+MOST_LATER: Final = 16
 #: The ages of connections vary by so much, so that those made together do not all come back together.
 AGE_FACTORS: Final = (0.9, 1.1)
 
@@ -141,6 +144,9 @@ class Worker:
         self._round_end: list[Callable[[], None]] = []
         #: whether some of these are left of an earlier round
         self._is_behind = False
+        #: what ``call_later`` was given, and when it is due
+        self._later: list[Callable[[], None]] = []
+        self._later_ns = 0
         self._failed_rounds = 0
         # Made by ``run``, in the thread that uses them.
         self.housekeeper: Housekeeper
@@ -160,6 +166,13 @@ class Worker:
         """
         self._round_end.append(callback)
         self.schedule.wake()
+
+    def call_later(self, callback: Callable[[], None]) -> None:
+        """Run ``callback`` in some milliseconds. For what waits and hears of nothing that it could wait for."""
+        if not self._later:
+            self._later_ns = time.monotonic_ns() + LATER_NS
+            self.schedule.plan(self._later_ns)
+        self._later.append(callback)
 
     def flush(self) -> None:
         """Send what has been answered. Tasks call it after ``call.reply``; in handlers and callbacks the round does."""
@@ -466,11 +479,21 @@ class Worker:
     def _tick(self, now_ns: int) -> None:
         """Everything that is due by time; plans the next one."""
         self.schedule.next_ns = NEVER
+        if self._later:
+            self._run_later(now_ns)
         self.acceptor.tick(now_ns)
         self.deadlines.tick(now_ns)
         self.closing.tick(now_ns)
         self._turns.tick(now_ns)
         self.flush()
+
+    def _run_later(self, now_ns: int) -> None:
+        if now_ns >= self._later_ns:
+            callbacks, self._later = self._later[:MOST_LATER], self._later[MOST_LATER:]
+            self._later_ns = now_ns + LATER_NS
+            self._run_all(callbacks)
+        if self._later:
+            self.schedule.plan(self._later_ns)
 
     def _round_failed(self, error: Exception) -> None:
         """A round failed by no connection's fault, most likely because memory ran out. What is due is done a bit later.

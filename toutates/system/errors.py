@@ -19,6 +19,7 @@
         ├── Unauthenticated     nobody knows who the caller is
         ├── Forbidden           it is known, and may not do this
         ├── Overloaded          the model has as many rows under way as it may have; try again later
+        │   ├── OwnRequestsFirst  by its caller's own requests: it waits on its stream, and nobody is told
         │   ├── QueueFull       as many requests wait for the model as its configuration allows
         │   └── QuotaExceeded   the caller has asked for as much as it may in this time
         ├── TooLate             the answer would come after the caller's deadline
@@ -40,7 +41,7 @@ and where such an error becomes a ``RequestError``.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from toutates.system.text import writable
 
@@ -62,6 +63,7 @@ __all__ = [
     "NotLoaded",
     "NotPolled",
     "Overloaded",
+    "OwnRequestsFirst",
     "PartlyLoaded",
     "QueueFull",
     "QueueTimeout",
@@ -79,6 +81,9 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+#: The part of what may be under way of a model, one in so many, that is one connection's share.
+OWN_SHARE: Final = 8
 
 
 class ToutatesError(Exception):
@@ -186,7 +191,25 @@ class QueueTimeout(Unavailable):
 
 
 class Overloaded(RequestError):
-    """The model has as many rows under way, or as much memory for them, as it may have."""
+    """The model has as many rows under way, or as much memory for them, as it may have.
+
+    Args:
+        text: for the caller.
+        bound: how much may be under way; 0 where the answers to the caller's own requests make no room.
+        more: what this request would add to it.
+
+    Attributes:
+        share: whose connection has at least so many requests like this one under way has had its share: an
+            OWN_SHARE-th of the bound. 0 where there is none.
+    """
+
+    def __init__(self, text: str, bound: int = 0, more: int = 1) -> None:
+        super().__init__(text)
+        self.share = max(1, bound // (OWN_SHARE * max(more, 1))) if bound else 0
+
+
+class OwnRequestsFirst(Overloaded):
+    """The caller's own requests fill the model: this one is not refused, and is to be tried again when they go."""
 
 
 class QueueFull(Overloaded):

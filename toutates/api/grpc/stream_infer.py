@@ -6,6 +6,10 @@ requests. An error is an answer like others, and the stream goes on after it.
 A stream takes messages as long as the caller reads: it has at most MAX_UNDER_WAY requests without an answer, and takes
 none while more than MAX_UNSENT_BYTES of answers wait. Messages beyond that wait unread, so that their window is not
 given back, and the caller has to stop writing, on this stream alone.
+
+So do messages for a model that is full while the streams of their connection have their share of it under way. Half of
+what the stream has under way then has to be answered before it goes on, so that there is room for others, and it may
+have one more each time that it does.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from toutates.infer.tracing.context import parse_traceparent
 from toutates.infer.tracing.tracer import WorkerTraces
 from toutates.net import Worker
 from toutates.protocol.stream_response import bare_final, error_response, id_field_of, response_head
-from toutates.system.errors import MalformedMessage, RequestError
+from toutates.system.errors import MalformedMessage, OwnRequestsFirst, RequestError
 
 __all__ = ["InferStreams", "model_stream_infer"]
 
@@ -36,6 +40,8 @@ _PATH: Final = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 #: Requests of a stream that have no answer yet, at most.
 MAX_UNDER_WAY: Final = 1_024
+#: Streams of a connection whose requests are counted to see whether it has its share: 50 us.
+MOST_STREAMS: Final = 1_024
 #: Bytes of answers that may wait, for the caller's window or for those before them, while the stream takes messages.
 MAX_UNSENT_BYTES: Final = 1_048_576
 #: Bytes of responses of decoupled models that a caller may leave unread. Models stop before
@@ -118,7 +124,7 @@ class InferStreams:
                 return  # the connection is gone
             stream = self._begin(call)
         order = stream.order
-        if stream.unusual or len(order) >= MAX_UNDER_WAY or call.outbox or stream.link.unsent or self.exiting:
+        if stream.unusual or len(order) >= stream.most or call.outbox or stream.link.unsent or self.exiting:
             stream.take(message)
             return
         message.responder = stream
@@ -129,6 +135,9 @@ class InferStreams:
             self.infer(message)
         except MalformedMessage:
             raise  # as with gRPC's own servers, a message that cannot be read ends the call
+        except OwnRequestsFirst:
+            stream.keep_in_front(message)
+            return
         except RequestError as error:
             stream.refuse(message, str(error))
         message.buffer = b""
@@ -188,6 +197,7 @@ class InferStream:
             apart, or the call is about to end.
         has_deadline: whether the call has one.
         link: the connection's transport.
+        most: requests that it may have without an answer now.
     """
 
     __slots__ = (
@@ -203,6 +213,7 @@ class InferStream:
         "_waiting",
         "has_deadline",
         "link",
+        "most",
         "order",
         "unusual",
     )
@@ -215,6 +226,7 @@ class InferStream:
         self.link: Any = call.link
         self.has_deadline = call.head.timeout_ns is not None
         self.order: list[MessageReceived] = []
+        self.most = MAX_UNDER_WAY
         #: requests of decoupled versions that may have further responses
         self._apart: dict[MessageReceived, None] = {}
         #: messages that were not taken yet; None for none
@@ -234,16 +246,47 @@ class InferStream:
     def take(self, message: MessageReceived) -> None:
         """Handle the next message, or keep it until there is room for its answer."""
         if self._waiting or self._call.link is None or self._is_full:
-            message.buffer = message.message
-            message.start, message.end = 0, len(message.buffer)
-            if self._waiting is None:
-                self._waiting = deque()
-            self._waiting.append(message)
-            self.unusual = True
-            if self._call.link is not None:
-                self.link.connection.keep_message(message)
+            self._keep_unread(message).append(message)
         else:
             self._begin(message)
+
+    def keep_in_front(self, message: MessageReceived) -> None:
+        """Keep a message that was taken too early: others wait behind it until some of those before are answered."""
+        if self._apart.pop(message, message) is message:
+            self.order.remove(message)
+        self._keep_unread(message).appendleft(message)
+        self.most = max(1, self.under_way >> 1)
+        if not self.order and not self._apart:  # it is for other streams to make room
+            self._streams.worker.call_later(self.go_on_soon)
+
+    def _keep_unread(self, message: MessageReceived) -> deque[MessageReceived]:
+        """Keep a message's bytes, which count as unread; returns where it is to wait."""
+        message.buffer = message.message
+        message.start, message.end = 0, len(message.buffer)
+        self.unusual = True
+        if self._waiting is None:
+            self._waiting = deque()
+        if self._call.link is not None:
+            self.link.connection.keep_message(message)
+        return self._waiting
+
+    @property
+    def under_way(self) -> int:
+        """Requests that were taken and have no answer."""
+        return sum([message.open for message in self.order]) + len(self._apart)
+
+    def has_its_share(self, message: MessageReceived, share: int) -> bool:
+        """See ``infer.streaming.StreamResponder``."""
+        call = self._call
+        if call.link is None or not message.buffer:  # its handler has returned
+            return False
+        under_way = self.under_way - 1
+        for other in islice(self.link.connection.streams.values(), MOST_STREAMS):
+            if under_way >= share:
+                break
+            if other is not call and isinstance(other.context, InferStream):
+                under_way += other.context.under_way
+        return under_way >= share
 
     def half_close(self) -> None:
         """The client sends no more: the call ends with its last answer."""
@@ -254,12 +297,13 @@ class InferStream:
     def _is_full(self) -> bool:
         call = self._call
         return (
-            len(self.order) + len(self._apart) >= MAX_UNDER_WAY
+            len(self.order) + len(self._apart) >= self.most
             or self._kept_bytes + call.outbox_bytes > MAX_UNSENT_BYTES
             or self.link.congested
         )
 
-    def _begin(self, message: MessageReceived) -> None:
+    def _begin(self, message: MessageReceived) -> bool:
+        """Handle a message; False if it is kept after all."""
         call = self._call
         message.responder = self
         message.deadline_ns = call.deadline_ns
@@ -272,11 +316,15 @@ class InferStream:
                 streams.infer(message)
         except MalformedMessage:
             raise
+        except OwnRequestsFirst:
+            self.keep_in_front(message)
+            return False
         except RequestError as error:
             self.refuse(message, str(error))
         message.buffer = b""
         if call.open and call.link is not None:
             self.link.connection.take_message(message)
+        return True
 
     def go_on_soon(self) -> None:
         """Handle messages that wait, if there is room for them now, once what goes on at the moment is done."""
@@ -288,13 +336,16 @@ class InferStream:
         """Handle messages that have waited."""
         self._scheduled = False
         waiting = self._waiting or deque()
+        if not self._is_full:
+            self.most = min(self.most + 1, MAX_UNDER_WAY)
         until_ns = time.monotonic_ns() + SLICE_NS
         try:
             while waiting:
                 for _ in range(min(AT_ONCE, len(waiting))):
                     if not self._call.open or self._call.link is None or self._is_full:
                         return
-                    self._begin(waiting.popleft())
+                    if not self._begin(waiting.popleft()):
+                        return
                 if time.monotonic_ns() >= until_ns:
                     self.go_on_soon()
                     return
@@ -303,6 +354,7 @@ class InferStream:
         except Exception as error:
             self._streams.worker.connection_failed(self._call, error)
         self._waiting = None
+        self.most = MAX_UNDER_WAY
         self._go_through_order()
 
     # --- answers -----------------------------------------------------------------------------------------------------

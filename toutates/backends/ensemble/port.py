@@ -185,7 +185,9 @@ class EnsemblePort:
             )
         raise Overloaded(
             f"ensemble '{state.graph.model}' has {state.rows + self._rows} of at most {state.bounds.rows} rows under "
-            f"way, and this request has {rows} more; try again later, or raise max_batch_size or capacity"
+            f"way, and this request has {rows} more; try again later, or raise max_batch_size or capacity",
+            state.bounds.rows,
+            rows,
         )
 
     def _open(self, way: EnsembleWay) -> None:

@@ -97,7 +97,9 @@ class Order:
             if (self._rows and self._rows + place.rows > self._most_rows) or self._bytes > self._most_bytes:
                 raise Overloaded(
                     f"model '{self._model}' answers in order, and {self._rows} rows are under way or wait for their "
-                    f"turn, with {self._bytes} bytes of outputs; try again later, or raise its 'capacity'"
+                    f"turn, with {self._bytes} bytes of outputs; try again later, or raise its 'capacity'",
+                    self._most_rows,
+                    place.rows,
                 )
             self._places.append(place)
             self._rows += place.rows
