@@ -126,6 +126,7 @@ EFFECTS: Final[list[tuple[str, str, str, object]]] = [
         RestSettings(cross_origin=("https://app.example", "http://localhost", "http://[::1]:3000")),
     ),
     ("--http-header-forward-pattern", "^x-", "rest", RestSettings(forwarded=re.compile("^x-", re.IGNORECASE))),
+    ("--grpc-header-forward-pattern", "^x-", "grpc_forwarded", re.compile("^x-", re.IGNORECASE)),
     ("--metrics-addr", "[::1]:99", "metrics_addr", Address("::1", 99)),
     ("--access-file", "access.yaml", "access_file", Path("access.yaml")),
     ("--traffic-file", "traffic.yaml", "traffic_file", Path("traffic.yaml")),

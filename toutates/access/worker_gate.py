@@ -111,7 +111,7 @@ def authorization_of(fields: Iterable[Any]) -> bytes | None:
     Raises:
         Unauthenticated: there are several.
     """
-    found = [field.value for field in fields if field.name == b"authorization"]
+    found = [field.text for field in fields if field.name == b"authorization"]
     if len(found) > 1:
         raise Unauthenticated("the field 'Authorization' is there more than once")
     return found[0] if found else None

@@ -370,6 +370,13 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
             words=("none", "gzip", "deflate"),
         ),
         Flag(
+            "grpc-header-forward-pattern",
+            "REGEX",
+            "give models the metadata of calls whose names this regular expression matches, as parameters",
+            unset="none",
+            option="grpc_forwarded",
+        ),
+        Flag(
             "access-file",
             "FILE",
             "let in only whom this file names, by API keys and tokens, with groups, models and quotas",

@@ -40,12 +40,13 @@ def make_options(settings: Settings) -> Options:
                 "model_repositories": repositories(settings, settings["model-repository"]),
                 "load_models": _models_to_load(settings),
                 "grpc_compression": settings["grpc-compression"].replace("none", ""),
+                "grpc_forwarded": _pattern(settings, "grpc-header-forward-pattern"),
                 "metrics_addr": settings["metrics-addr"],
                 "http_addr": settings["http-addr"],
                 "rest": RestSettings(
                     settings["http-max-input-size"],
                     parse_restrictions(settings["http-restricted-api"], HTTP_FLAG),
-                    _pattern(settings["http-header-forward-pattern"]),
+                    _pattern(settings, "http-header-forward-pattern"),
                     settings["cors-origin"] or (),
                 ),
                 "max_concurrent_connections": settings[LIMIT + "connections"],
@@ -137,14 +138,15 @@ def _models_to_load(settings: Settings) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys((*(listed or ()), *named)))
 
 
-def _pattern(text: str | None) -> re.Pattern[str] | None:
+def _pattern(settings: Settings, flag: str) -> re.Pattern[str] | None:
     """The names of header fields that are forwarded."""
+    text: str | None = settings[flag]
     try:
         return re.compile(text, re.IGNORECASE) if text else None
     except re.error as error:
         raise ConfigurationError(
             f"is no regular expression: {error}",
-            key="--http-header-forward-pattern",
+            key=f"--{flag}",
             value=str(text),
             remedy="write one such as ^x-",
         ) from None

@@ -144,7 +144,7 @@ _ROWS: Final = (
     TritonFlag("grpc-port", "the port of `--grpc-addr`, by default 8001", read=_port),
     TritonFlag("reuse-grpc-port", "`--reuse-port`, which is for the ports of gRPC and HTTP alike", read=boolean),
     TritonFlag("grpc-restricted-protocol", "no restriction by default"),
-    TritonFlag("grpc-header-forward-pattern", "no header reaches a model", _NONE, harmless=""),
+    TritonFlag("grpc-header-forward-pattern", "Python models read them as parameters; names in any case"),
     TritonFlag(
         "grpc-infer-response-compression-level",
         "`--grpc-compression gzip` for `low`, `medium` and `high`",
@@ -210,7 +210,7 @@ _ROWS: Final = (
     TritonFlag("reuse-http-port", "`--reuse-port`, which is for the ports of gRPC and HTTP alike", read=boolean),
     TritonFlag("http-thread-count", "`--processing-cores` sets the number of workers", _NONE),
     TritonFlag("http-max-input-size", "64 MiB by default"),
-    TritonFlag("http-header-forward-pattern", "no kind of model has a use for parameters yet"),
+    TritonFlag("http-header-forward-pattern", "Python models read them as parameters; names in any case"),
     TritonFlag("http-restricted-api", "no restriction by default; what `--grpc-restricted-protocol` names holds too"),
     # Metrics
     TritonFlag("allow-metrics", "`false` is `--metrics-addr off`", read=boolean),

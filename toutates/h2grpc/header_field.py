@@ -29,6 +29,9 @@ _DECISIVE = _CONNECTION_SPECIFIC.union(
 _REGULAR_NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
 _NAME = re.compile(rb":?" + _REGULAR_NAME.pattern)
 _VALUE = re.compile(rb"(?![ \t])[^\x00\r\n]*(?<![ \t])")
+#: Of fields that verdicts do not depend on, which may have blanks around: clients of gRPC send them, and the gRPC
+#: specification has servers strip them ("Requests"), where RFC 9113 section 8.2.1 has the request malformed.
+_LENIENT_VALUE = re.compile(rb"[^\x00\r\n]*")
 
 
 class HeaderField:
@@ -49,12 +52,17 @@ class HeaderField:
         self.name = name
         self.value = value
         self.size = len(name) + len(value) + 32
-        if name in _DECISIVE or not (_REGULAR_NAME.fullmatch(name) and _VALUE.fullmatch(value)):
+        if name in _DECISIVE or not (_REGULAR_NAME.fullmatch(name) and _LENIENT_VALUE.fullmatch(value)):
             self.stand_in: Pair = (name, value)
         elif name == b"grpc-timeout":
             self.stand_in = TIMEOUT
         else:
             self.stand_in = _OTHER
+
+    @property
+    def text(self) -> bytes:
+        """The value without the blanks around it."""
+        return self.value.strip(b" \t")
 
 
 def complaint(field: Pair) -> str:
@@ -62,7 +70,8 @@ def complaint(field: Pair) -> str:
     name, value = field
     if not _NAME.fullmatch(name):
         return f"invalid field name {name[:64]!r}"
-    if not _VALUE.fullmatch(value):
+    strict = name in _DECISIVE or name.startswith(b":")
+    if not (_VALUE if strict else _LENIENT_VALUE).fullmatch(value):
         return f"invalid value of field {name[:64]!r}"
     if name in _CONNECTION_SPECIFIC:
         return f"connection-specific field {name.decode()!r}"

@@ -96,7 +96,7 @@ class RequestHead:
             (field.name.decode("ascii"), part)
             for field in self.fields
             if _is_custom(field.name)
-            for part in _metadata_values(field.name, field.value)
+            for part in _metadata_values(field.name, field.text)
         ]
 
 
@@ -186,7 +186,7 @@ class RequestJudge:
                 return _refused(verdict, fields, refusal)
         timeout_ns = None
         if timeout_at >= 0:
-            value = fields[timeout_at].value
+            value = fields[timeout_at].text
             timeout_ns = parse_timeout(value)
             if timeout_ns is None:
                 text = f"invalid grpc-timeout value: {value[:32].decode('latin-1')!r}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -103,6 +104,7 @@ class Options:
         rate_limit_resources: how many there are of resources that runs need.
         max_inflight_requests: inference requests accepted and not answered yet, at most; None for no limit.
         grpc_compression: ``gzip``, ``deflate``, or "" for none.
+        grpc_forwarded: names of metadata that models get as parameters; None for none.
         tls: None for plaintext on all ports.
         tracing: where traces go, and what is traced.
         reuse_port: whether other servers of the same user may listen on the ports of gRPC and REST too.
@@ -166,6 +168,7 @@ class Options:
     max_inflight_requests: int | None = None
     allow_client_shm: bool = False
     grpc_compression: str = ""
+    grpc_forwarded: re.Pattern[str] | None = None
     tls: TlsFiles | None = None
     tracing: TraceOptions = field(default_factory=TraceOptions)
     reuse_port: bool = False

@@ -15,6 +15,7 @@ from toutates.api.dataplane.everywhere import Everywhere
 from toutates.api.dataplane.plane import DataPlane, ServerIdentity
 from toutates.api.dataplane.readiness import Readiness
 from toutates.api.doors import Doors
+from toutates.api.grpc.forwarding import forwarding
 from toutates.api.grpc.inference import GrpcTransport, model_infer
 from toutates.api.grpc.methods import build_methods
 from toutates.api.grpc.statuses import STATUSES
@@ -178,9 +179,10 @@ class Services:
             self.loader,
         )
         traces = [WorkerTraces(worker, one.observer, tracing.settings, tracing.put) for one in inferences]
+        forward = forwarding(options.grpc_forwarded)
         inference = (
-            model_infer(infer, traces[0]),
-            model_stream_infer(stream_infer, worker, readiness, traces[1]),
+            model_infer(infer, traces[0], forward),
+            model_stream_infer(stream_infer, worker, readiness, traces[1], forward),
         )
         methods = build_methods(
             worker,

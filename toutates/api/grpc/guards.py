@@ -39,7 +39,7 @@ def guard_of(restriction: RestrictedProtocol) -> Guard:
     refusal = GrpcError(Status.UNAVAILABLE, f"This protocol is restricted, expecting header '{restriction.header}'")
 
     def guard(fields: Sequence[HeaderField]) -> GrpcError | None:
-        given = [field.value for field in fields if field.name == name]
+        given = [field.text for field in fields if field.name == name]
         # All values are compared, also after one that matches: the time taken must not tell which one did.
         return None if any([compare_digest(candidate, value) for candidate in given]) else refusal
 

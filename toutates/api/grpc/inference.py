@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from toutates.api.grpc.forwarding import Forward, forward_nothing
 from toutates.api.grpc.statuses import STATUSES
 from toutates.h2grpc import Call, HeaderField, MessageReceived, Method, Status
 from toutates.infer.reading import request_id
@@ -57,18 +58,19 @@ class GrpcTransport:
         return _joined(fields, b"traceparent"), _joined(fields, b"tracestate")
 
 
-def model_infer(infer: InferService, traces: WorkerTraces) -> Method:
+def model_infer(infer: InferService, traces: WorkerTraces, forward: Forward = forward_nothing) -> Method:
     """The method of ModelInfer.
 
     Args:
         infer: the worker's.
         traces: the worker's. A caller whose ``traceparent`` says that it records the trace has its requests traced.
+        forward: has metadata forwarded to models.
     """
-    handler = infer.handler
+    handler = forward(infer.handler)
     plain = Method(_PATH, unary=handler, compressible=True)
     if not traces.possible:
         return plain
-    observing = infer.observing_handler(traces.sampling)
+    observing = forward(infer.observing_handler(traces.sampling))
     settings = traces.settings
 
     def handle(call: Call) -> None:
@@ -78,7 +80,7 @@ def model_infer(infer: InferService, traces: WorkerTraces) -> Method:
     observed = replace(plain, unary=handle)
 
     def variant(fields: Sequence[HeaderField]) -> Method | None:
-        values = [field.value for field in fields if field.name == b"traceparent"]
+        values = [field.text for field in fields if field.name == b"traceparent"]
         context = parse_traceparent(values[0].decode("latin-1")) if len(values) == 1 else None
         return observed if context is not None and context.sampled else None
 
@@ -86,4 +88,4 @@ def model_infer(infer: InferService, traces: WorkerTraces) -> Method:
 
 
 def _joined(fields: Sequence[HeaderField], name: bytes) -> str:
-    return ",".join([field.value.decode("latin-1") for field in fields if field.name == name])
+    return ",".join([field.text.decode("latin-1") for field in fields if field.name == name])

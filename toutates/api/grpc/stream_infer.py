@@ -22,6 +22,7 @@ from itertools import islice
 from typing import Any, Final
 
 from toutates.api.dataplane.readiness import Readiness
+from toutates.api.grpc.forwarding import Forward, forward_nothing
 from toutates.api.grpc.statuses import STATUSES
 from toutates.engine import open_request
 from toutates.h2grpc import Buffer, Call, HeaderField, MessageReceived, Method, Responder, Status
@@ -57,7 +58,13 @@ ENDED_AT_ONCE: Final = 200
 _EXITING: Final = "GRPC server is shutting down and has stopped accepting new requests."
 
 
-def model_stream_infer(infer: StreamInferService, worker: Worker, readiness: Readiness, traces: WorkerTraces) -> Method:
+def model_stream_infer(
+    infer: StreamInferService,
+    worker: Worker,
+    readiness: Readiness,
+    traces: WorkerTraces,
+    forward: Forward = forward_nothing,
+) -> Method:
     """The method of ModelStreamInfer.
 
     Args:
@@ -66,12 +73,14 @@ def model_stream_infer(infer: StreamInferService, worker: Worker, readiness: Rea
         readiness: its view of the server's readiness.
         traces: the worker's. Streams whose ``traceparent`` says that the caller records the trace have their requests
             traced.
+        forward: has metadata forwarded to models.
     """
-    streams = InferStreams(worker, readiness, infer.handler)
+    handler = forward(infer.handler)
+    streams = InferStreams(worker, readiness, handler)
     plain = Method(_PATH, message=streams.take, half_close=streams.half_close, compressible=True)
     if not traces.possible:
         return plain
-    observing, handler, settings = infer.observing_handler(traces.sampling), infer.handler, traces.settings
+    observing, settings = forward(infer.observing_handler(traces.sampling)), traces.settings
 
     def handle(message: MessageReceived) -> None:
         (observing if settings.rules.on else handler)(message)
@@ -80,7 +89,7 @@ def model_stream_infer(infer: StreamInferService, worker: Worker, readiness: Rea
     observed = replace(plain, message=observed_streams.take, half_close=observed_streams.half_close)
 
     def variant(fields: Sequence[HeaderField]) -> Method | None:
-        values = [field.value for field in fields if field.name == b"traceparent"]
+        values = [field.text for field in fields if field.name == b"traceparent"]
         context = parse_traceparent(values[0].decode("latin-1")) if len(values) == 1 else None
         return observed if context is not None and context.sampled else None
 
@@ -237,7 +246,7 @@ class InferStream:
         self._scheduled = False
         self.unusual = False
         self._fails_as_a_whole = any(
-            field.name == b"triton_grpc_error" and field.value == b"true" for field in call.head.fields
+            field.name == b"triton_grpc_error" and field.text == b"true" for field in call.head.fields
         )
         self._responder.send_headers(call)
 
