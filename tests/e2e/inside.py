@@ -51,7 +51,7 @@ class Inside:
     @staticmethod
     def grpc(worker: Worker) -> GrpcService:
         """What serves gRPC on a worker."""
-        return next(service for service in worker.services if isinstance(service, GrpcService))
+        return next(service for service in worker.services if isinstance(service, GrpcService) and service.methods)
 
     def version(self, model: str) -> ServedVersion:
         """The newest version of a model."""

@@ -14,7 +14,7 @@ import numpy.testing as npt
 import numpy.typing as npt_types
 import pytest
 
-from tests.backends.frameworks.support import mlp, running_sum, summing
+from tests.backends.frameworks.support import mlp, running_sum
 from tests.backends.plugins.packages import documented_decoupled, documented_example, install, write_model
 from tests.e2e.process import ServerProcess, running
 from tests.e2e.streams import Conversation, conversation, final_of
@@ -154,18 +154,6 @@ STATEFUL = {
         'output { name: "y" data_type: TYPE_FP32 dims: 2 } sequence_batching { direct { } }'
     ),
 }
-_ROWS = (
-    'max_batch_size: 4 input { name: "x" data_type: TYPE_FP32 dims: 2 } '
-    'output { name: "y" data_type: TYPE_FP32 dims: 2 } instance_group { count: 2 kind: KIND_CPU } '
-)
-#: The same of files with any number of rows: whether the state has a place for each of them, and the configuration.
-OF_ROWS = {
-    "rows_fresh": ("alike", _ROWS + "dynamic_batching { max_queue_delay_microseconds: 2000 }" + STATEFUL["fresh"]),
-    "one_fresh": ("row", _ROWS + "dynamic_batching { max_queue_delay_microseconds: 2000 }" + STATEFUL["fresh"]),
-    "rows_direct": ("alike", _ROWS + "sequence_batching { direct { } }"),
-    "one_direct": ("row", _ROWS + "sequence_batching { direct { } }"),
-    "one_oldest": ("row", _ROWS + "sequence_batching { oldest { max_candidate_sequences: 4 } }"),
-}
 HANGS = """
     def load(self, source):
         import time
@@ -207,8 +195,6 @@ def server(tmp_path_factory: pytest.TempPathFactory, booster: Any) -> Iterator[S
     write_model(models, "openvino", config("openvino"), {"model.onnx": onnx_model})
     for name, more in STATEFUL.items():
         _save_openvino(running_sum(), write_model(models, name, f'backend: "openvino" {more}') / "model.xml")
-    for name, (kind, more) in OF_ROWS.items():
-        _save_openvino(summing(-1, kind), write_model(models, name, f'backend: "openvino" {more}') / "model.xml")
     write_model(models, "trees", "instance_group { count: 2 kind: KIND_CPU } dynamic_batching { }")
     booster.save_model(models / "trees" / "1" / "model.txt")
     write_model(models, "scale", config(documented_example(site)), {"factors.npy": np.array([1.0, 2.0, 3.0, 4.0])})
@@ -305,29 +291,6 @@ def test_sequences_of_openvino_that_wait_for_a_place_find_no_state_there(server:
 
         numbers = [*range(20, 26)]
         assert [*pool.map(sums, numbers)] == [[number * count for count in (1, 2, 3, 4)] for number in numbers]
-
-
-@pytest.mark.parametrize("model", [name for name in OF_ROWS if "fresh" not in name])
-def test_sequences_of_openvino_do_not_mix_whatever_rows_the_file_has(server: ServerProcess, model: str) -> None:
-    with grpc_client.InferenceServerClient(server.address) as own, ThreadPoolExecutor(8) as pool:
-
-        def sums(sequence: int) -> list[float]:
-            ask = partial(sum_of, (own, grpc_client), model, sequence, sequence)
-            return [ask(flags) for flags in ("S", "", "", "E")]
-
-        numbers = [*range(40, 56)]
-        assert [*pool.map(sums, numbers)] == [[number * count for count in (1, 2, 3, 4)] for number in numbers]
-
-
-@pytest.mark.parametrize("model", ["rows_fresh", "one_fresh"])
-def test_callers_of_a_stateless_model_get_their_own_rows(server: ServerProcess, model: str) -> None:
-    with grpc_client.InferenceServerClient(server.address) as own, ThreadPoolExecutor(8) as pool:
-
-        def ask(number: int) -> None:
-            x = np.arange(number, number + 2 * (1 + number % 6), dtype=np.float32).reshape(-1, 2)
-            npt.assert_array_equal(infer((own, grpc_client), model, "x", x).as_numpy("y"), x)
-
-        list(pool.map(ask, range(200)))
 
 
 def test_the_documented_example_is_served(client: tuple[Any, Any]) -> None:

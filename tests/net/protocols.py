@@ -216,7 +216,10 @@ class ByFirstBytes(Service):
         self.grpc, self.lines = grpc, LineService(worker)
         self.handler = EchoHandler()
         self.http = HttpService(worker, self.handler)
-        self.parts = (self.grpc, self.lines, self.http)
+
+    @property
+    def parts(self) -> Sequence[Service]:
+        return self.grpc, self.lines, self.http
 
     def choose(self, start: bytes) -> Service:
         if start.startswith(b"PRI "):

@@ -200,13 +200,14 @@ def test_a_worker_that_fails_ends_the_server_with_a_failure(
             raise RuntimeError("a bug")
 
     monkeypatch.setattr(workers_module, "Worker", Failing)
+    codes: list[int] = []
 
     async def main() -> None:
-        async with started(options_of(repository, processing_cores=workers)) as running:
-            pass
-        assert running.code == 1
+        with trio.fail_after(120):
+            codes.append(await Server(options_of(repository, processing_cores=workers)).run())
 
     run(main)
+    assert codes == [1]
     assert "worker-0 failed; the server stops" in caplog.text
     assert "a bug" in caplog.text
 
@@ -448,12 +449,12 @@ def test_what_workers_are_given_is_what_the_options_say(repository: Path, monkey
 
     class SeenService(GrpcService):
         def __init__(self, worker: Worker, methods: Any, *more: Any) -> None:
-            compression, statuses, _ = more  # and the text of the date
+            compression, statuses, *_ = more  # and the text of the date, and what else is answered
             seen.append((worker.name, compression, statuses))
             super().__init__(worker, methods, *more)
 
     monkeypatch.setattr(workers_module, "Worker", Seen)
-    monkeypatch.setattr("toutates.server.services.GrpcService", SeenService)
+    monkeypatch.setattr("toutates.server.starting.GrpcService", SeenService)
     options = options_of(
         repository, processing_cores=2, max_concurrent_connections=11, max_buffered_bytes=25, grpc_compression="gzip"
     )

@@ -67,11 +67,21 @@ class HeaderReader:
         admit: Callable[[Sequence[HeaderField], int], tuple[Any, int]] | None = None,
     ) -> None:
         self._limits = limits
+        self._response_encoding = response_encoding
         # Decoding stops at this bound, which ends the connection; the judge's lower bound fails a call.
         self.decoder = HpackDecoder(2 * limits.max_header_list_size)
         self._judge = RequestJudge(methods, limits, response_encoding, admit)
         #: block -> head, for blocks that leave the dynamic table as it is now
         self.memory: dict[bytes, RequestHead] = {}
+
+    def judge_by(
+        self,
+        methods: Mapping[bytes, Method],
+        admit: Callable[[Sequence[HeaderField], int], tuple[Any, int]] | None,
+    ) -> None:
+        """Have requests to come judged by these, and forget what was judged by others."""
+        self._judge = RequestJudge(methods, self._limits, self._response_encoding, admit)
+        self.memory.clear()
 
     def read(self, block: bytes) -> RequestHead:
         """The head of a request, for a block that is not in ``memory``.

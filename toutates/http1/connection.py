@@ -108,6 +108,13 @@ class Connection:
 
     # --- from the peer -----------------------------------------------------------------------------------------------
 
+    def answer_by(self, admit: Callable[[Head], int], write_refusal: Callable[[Refused], tuple[bytes, bytes]]) -> None:
+        """Have heads to come looked at by another ``admit``, what was found out forgotten, and refusals so written."""
+        self._admit = admit
+        self.answers.write_refusal = write_refusal
+        self._heads.clear()
+        self.latest = None
+
     def receive(self, data: bytes) -> list[Request]:
         """Take what the peer has sent. Returns the requests that are whole now; each wants an answer.
 

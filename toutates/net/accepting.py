@@ -65,9 +65,10 @@ class Acceptor:
         self._again_ns = NEVER
 
     def listen(self, listening: Listening) -> None:
-        """Accept connections from now on."""
+        """Accept connections from now on; from a socket that is known, for another service."""
         fd = listening.socket.fileno()
-        self.epoll.register(fd, EPOLLIN)
+        if fd not in self.listeners and self._again_ns == NEVER:
+            self.epoll.register(fd, EPOLLIN)
         self.listeners[fd] = listening
 
     def stop(self) -> None:

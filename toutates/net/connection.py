@@ -215,8 +215,10 @@ class Service(Protocol):
     connection, and nothing else.
     """
 
-    #: the services that it hands connections to
-    parts: Sequence[Service] = ()
+    @property
+    def parts(self) -> Sequence[Service]:
+        """The services that it hands connections to."""
+        return ()
 
     def start(self, nursery: trio.Nursery) -> None:
         """Called once, after those of its parts and before the first connection; tasks of handlers run in

@@ -27,13 +27,20 @@ class ByFirstBytes(Service):
         http1: for connections that begin with a request of HTTP/1.
         other: the one of them for what is neither, which it refuses. Where that is HTTP/1's, a peer need not say
             anything before its first request.
+
+    Attributes:
+        http2, http1: as given; another one is for connections that have not said what they speak.
     """
 
     def __init__(self, http2: Service, http1: Service, other: Service) -> None:
         self.http2 = http2
         self.http1 = http1
         self.other = other
-        self.parts = (http2, http1)
+
+    @property
+    def parts(self) -> Sequence[Service]:
+        """Both."""
+        return self.http2, self.http1
 
     def connect(self) -> Connection:
         """A connection for a socket that was accepted."""

@@ -154,6 +154,7 @@ class Worker:
         self.deadlines: CallDeadlines
         self.visits: Visits
         self.acceptor: Acceptor
+        self._nursery: trio.Nursery
         self._turns: Turns
         self._epoll: select.epoll
 
@@ -294,7 +295,7 @@ class Worker:
         """Serve until a drain is complete.
 
         Args:
-            listenings: where connections come from.
+            listenings: where connections come from; more of them by ``listen``.
             task_status: told when the worker listens.
 
         Returns:
@@ -305,9 +306,8 @@ class Worker:
         self._mailbox.open(self._epoll)
         try:
             async with trio.open_nursery() as nursery:
-                for listening in listenings:
-                    self._start(listening.service, nursery)
-                    self.acceptor.listen(listening)
+                self._nursery = nursery
+                self.listen(*listenings)
                 nursery.start_soon(self._keep_house)
                 task_status.started()
                 while not self.closing.draining or self.transports.open:
@@ -322,13 +322,25 @@ class Worker:
             self._close_everything()
         return self.closing.cut_off_calls
 
-    def _start(self, service: Service, nursery: trio.Nursery) -> None:
+    def listen(self, *listenings: Listening) -> None:
+        """Accept connections from these sockets too; from those that are known, for another service from now on.
+
+        Called on the worker's thread; from others through ``call_soon``. Once the drain has begun, it closes them.
+        """
+        for listening in listenings:
+            if self.closing.draining:
+                listening.socket.close()
+                continue
+            self._start(listening.service)
+            self.acceptor.listen(listening)
+
+    def _start(self, service: Service) -> None:
         """Start a service and its parts, each once."""
+        for part in service.parts:
+            self._start(part)
         if service not in self.services:
             self.services[service] = None
-            for part in service.parts:
-                self._start(part, nursery)
-            service.start(nursery)
+            service.start(self._nursery)
 
     def _make_parts(self) -> None:
         # A copy of the worker's own, down to the numbers, for the reason that ``Wire`` has.

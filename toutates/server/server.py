@@ -5,9 +5,10 @@
     workers        threads of ``Workers``, each with a Trio run and an epoll of its own
     http           the thread of ``Monitoring``
 
-Start: bind (so that a port in use fails at once), open the HTTP side, look through the repositories, load every model,
-listen, serve. The gRPC port opens only after the initial load, as with Triton: until then a client is refused, not told
-"not ready". The HTTP side is there before, and until the last worker has ended, to tell of both.
+Start: bind (so that a port in use fails at once), open the HTTP side, run the workers, look through the repositories,
+load every model, listen, serve. The gRPC port opens only after the initial load, as with Triton: until then a client is
+refused, not told "not ready". REST is answered with 503 before, where the ports are this server's alone. The HTTP side
+is there before, and until the last worker has ended, to tell of both.
 
 While it serves, SIGHUP has the TLS certificate read again for connections to come, and keys and access rules; SIGUSR1
 has everything logged, or ends that; and SIGUSR2 logs what the server is doing.
@@ -309,10 +310,14 @@ class Server:
                 tls=lambda: self._certificate.for_monitoring if self._options.metrics_tls else None,
             )
             try:
-                async with watched:
+                async with watched, trio.open_nursery() as threads:
+                    await threads.start(self.workers.run, self._certificate.contexts)
+                    if self._answers_start:
+                        await self.workers.answer_start(listeners)
                     if await self._first_load.run(manager, control, demand):
                         self._warn_of_gil()  # again, for what was imported while models were loaded
                         await self._serve_models(manager, control, demand, readiness, listeners, task_status)
+                    threads.cancel_scope.cancel()
             finally:
                 manager.stop()
 
@@ -367,19 +372,19 @@ class Server:
                 torchserve_defaults=self._torchserve_defaults,
             )
             is_ready = not readiness.models_reason() and (member is None or not member.reason())
-            self.workers.make(services, self._certificate.contexts, ready=is_ready)
+            self.workers.make(services, ready=is_ready)
             # Most of what is in memory now stays: the garbage collector need not visit it again. Versions that are
             # unloaded later are freed without the collector (``SuperTensor.free``). Garbage of the start was freed
             # before models were loaded; to look at all objects of ten thousand models now would take a second.
             gc.collect(0)
             gc.freeze()
-            async with trio.open_nursery() as serving:
-                await serving.start(self.workers.run, listeners.grpc, listeners.http, listeners.management)
-                unready_reason = readiness.begin()
-                self._serves = True
-                changes.start_soon(self._say_goodbye, readiness)
-                self._tell_that_it_serves(manager, readiness, unready_reason)
-                task_status.started()
+            await self.workers.serve(listeners)
+            unready_reason = readiness.begin()
+            self._serves = True
+            changes.start_soon(self._say_goodbye, readiness)
+            self._tell_that_it_serves(manager, readiness, unready_reason)
+            task_status.started()
+            await self.workers.ended.wait()
             copies.close()
             regions.close()
             changes.cancel_scope.cancel()
@@ -532,6 +537,11 @@ class Server:
         if problem and problem != self._gil_problem:
             self._gil_problem = problem
             logger.warning("%s", problem)
+
+    @property
+    def _answers_start(self) -> bool:
+        """Whether REST is answered during the start: its ports are this server's alone, or nobody else serves there."""
+        return not self._options.reuse_port if self._member is None else self._member.is_alone
 
     # --- parts that need each other ----------------------------------------------------------------------------------
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -18,7 +19,6 @@ from toutates.api.doors import Doors
 from toutates.api.grpc.forwarding import forwarding
 from toutates.api.grpc.inference import GrpcTransport, model_infer
 from toutates.api.grpc.methods import build_methods
-from toutates.api.grpc.statuses import STATUSES
 from toutates.api.grpc.stream_infer import model_stream_infer
 from toutates.api.rest.handler import RestHandler
 from toutates.api.rest.inference import RestTransport
@@ -45,10 +45,10 @@ from toutates.infer.traffic.copies import Copies
 from toutates.models.demand import Loader
 from toutates.models.manager import ModelManager
 from toutates.models.table import ModelTable
-from toutates.net import GrpcService, Worker
+from toutates.net import Worker
 from toutates.net.connection import Service
 from toutates.net.first_bytes import ByFirstBytes
-from toutates.net.http1.service import HttpService
+from toutates.net.http1.service import Handler
 from toutates.net.http2.plain import PlainHttp
 from toutates.net.http_date import HttpDate
 from toutates.observe.access_log import AccessLog
@@ -56,6 +56,7 @@ from toutates.repositories.control.model_control import ModelControl
 from toutates.repositories.control.traffic import TrafficControl
 from toutates.server.options import Options
 from toutates.server.pages import Pages
+from toutates.server.starting import StartServices
 from toutates.server.tracing import Tracing
 from toutates.system.logs.control import LogControl
 
@@ -74,17 +75,15 @@ class WorkerServices:
     Attributes:
         infer: inference, by each transport.
         grpc: serves the connections of gRPC's listener.
-        http: serves those of REST's.
-        management: serves TorchServe's management API; None on all workers but one, and where there is none.
+        take_over: has requests on the other ports answered, from now on; for the worker's thread.
         readiness: the worker's view of the server's readiness.
         parking: where its requests wait for models; None where none are loaded on demand.
     """
 
     infer: tuple[InferService, ...]
     grpc: Service
-    http: Service
+    take_over: Callable[[], None]
     readiness: Readiness
-    management: Service | None = None
     parking: Parking | None = None
 
 
@@ -136,12 +135,13 @@ class Services:
     loader: Loader | None = None
     parameter_notices: ParameterNotices = field(default_factory=ParameterNotices)
 
-    def attach(self, worker: Worker, number: int, *, ready: bool) -> WorkerServices:
-        """Have a worker, which does not run yet, serve everything.
+    def attach(self, worker: Worker, number: int, start: StartServices, *, ready: bool) -> WorkerServices:
+        """Make what a worker serves. Called on the main thread; the worker runs.
 
         Args:
             worker: it.
             number: which of the workers it is.
+            start: what it serves until then.
             ready: whether the server is ready now.
         """
         options, tracing = self.options, self.tracing
@@ -216,16 +216,13 @@ class Services:
             text,
             parking,
         )
-        date = HttpDate(worker)
-        plain = PlainHttp(worker, rest, date)
-        grpc = GrpcService(worker, methods, options.grpc_compression, STATUSES, date, plain)
-        http = HttpService(worker, rest, date)
-        port, own = ByFirstBytes(grpc, http, grpc), ByFirstBytes(grpc, http, http)
+        plain = PlainHttp(worker, rest, HttpDate(worker))
+        grpc = start.grpc.beside(plain, methods)
+        port = ByFirstBytes(grpc, start.http, grpc)
         if options.tls is not None and not options.rest_tls:
             grpc = grpc.beside(plain, NoMethods(_WITH_TLS_ALONE))
-            own = ByFirstBytes(grpc, http, http)
-        management = self._management(worker, plane, grpc, doors) if number == 0 else None
-        return WorkerServices(inferences, port, own, readiness, management, parking)
+        management = self._management(worker, plane, doors) if number == 0 else None
+        return WorkerServices(inferences, port, partial(start.give_way, grpc, rest, management), readiness, parking)
 
     def _inferences(
         self, worker: Worker, inflight: Inflight | None, gate: WorkerGate | None, parking: Parking | None
@@ -259,7 +256,7 @@ class Services:
         workers = {"tokenization_workers": self.workers, "version": identity.version, "sha": None, "docker_label": None}
         return MappingProxyType(workers)
 
-    def _management(self, worker: Worker, plane: DataPlane, grpc: GrpcService, doors: Doors) -> Service | None:
+    def _management(self, worker: Worker, plane: DataPlane, doors: Doors) -> Handler | None:
         """TorchServe's management API, where it has an address."""
         chosen = self.options.torchserve
         if chosen is None or chosen.management_addr is None:
@@ -272,9 +269,7 @@ class Services:
             self.torchserve_defaults,
             self.queue.nursery.start_soon,
         )
-        handler, date = ManagementHandler(worker, self.queue, models, doors), HttpDate(worker)
-        http = HttpService(worker, handler, date)
-        return ByFirstBytes(grpc.beside(PlainHttp(worker, handler, date)), http, http)
+        return ManagementHandler(worker, self.queue, models, doors)
 
     def _inflight(self, number: int) -> Inflight | None:
         total = self.options.max_inflight_requests

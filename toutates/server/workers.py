@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import logging
 import math
-import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import trio
 
-from toutates.api.dataplane.readiness import Readiness
 from toutates.infer.parking import Parking
 from toutates.infer.service import InferService
 from toutates.net import Listening, Worker
-from toutates.net.connection import Service
+from toutates.server.listeners import Listeners
 from toutates.server.options import Options
-from toutates.server.services import Services
+from toutates.server.services import Services, WorkerServices
 from toutates.server.shutdown import Shutdown
+from toutates.server.starting import StartServices
 from toutates.system.memory import available_memory
 from toutates.system.placement import Placement, running_on
 
@@ -42,6 +41,7 @@ class Workers:
         infer: inference of each of them, by each transport.
         parking: where requests of each of them wait for models; none where none are loaded on demand.
         cut_off_calls: calls that had no answer when the grace ended.
+        ended: set once every worker has drained.
     """
 
     def __init__(self, options: Options, placement: Placement, shutdown: Shutdown) -> None:
@@ -49,22 +49,41 @@ class Workers:
         self.infer: list[InferService] = []
         self.cut_off_calls = 0
         self.parking: list[Parking] = []
-        self._readiness: list[Readiness] = []
-        self._grpc: list[Service] = []
-        self._http: list[Service] = []
-        self._management: Service | None = None
+        self.ended = trio.Event()
+        #: what those in ``all`` serve
+        self._own: list[WorkerServices] = []
+        #: those that run, with what they answer until they serve
+        self._running: list[tuple[Worker, StartServices]] = []
         self._options = options
         self._placement = placement
         self._shutdown = shutdown
 
-    def make(self, services: Services, tls: Sequence[ssl.SSLContext], *, ready: bool) -> None:
-        """Make all of them.
+    async def run(
+        self, tls: Sequence[ssl.SSLContext], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Run the threads of all workers until the shutdown begins and every worker has drained.
 
         Args:
-            services: what they serve.
             tls: a context for each; none for plaintext.
-            ready: whether the server is ready now.
+            task_status: told when there are workers, that can listen.
         """
+        self._make(tls)
+        limiter = trio.CapacityLimiter(math.inf)
+        try:
+            async with trio.open_nursery() as watching:
+                watching.start_soon(self._end_grace_early)
+                async with trio.open_nursery() as threads:
+                    for number, (worker, _) in enumerate(self._running):
+                        cpus = self._placement.workers[number : number + 1]
+                        threads.start_soon(self._run_worker, worker, cpus, limiter)
+                    task_status.started()
+                    await self._shutdown.begun.wait()
+                    self._drain(self._options.shutdown_grace_s)
+                watching.cancel_scope.cancel()
+        finally:
+            self.ended.set()
+
+    def _make(self, tls: Sequence[ssl.SSLContext]) -> None:
         options, count = self._options, self._placement.processing_cores
         buffer_bytes = options.max_buffered_bytes or available_memory() // 2
         for number in range(count):
@@ -75,59 +94,88 @@ class Workers:
                 buffer_bytes=max(1, buffer_bytes // count),
             )
             worker.tls = tls[number] if tls else None
-            own = services.attach(worker, number, ready=ready)
+            self._running.append((worker, StartServices(worker, options)))
+
+    async def answer_start(self, listeners: Listeners) -> None:
+        """Listen on the ports of REST and TorchServe, and answer there that the server starts, until ``serve``."""
+        await self._listen([self._others(number, listeners) for number in range(len(self._running))])
+
+    def make(self, services: Services, *, ready: bool) -> None:
+        """Make what the workers serve.
+
+        Args:
+            services: of all.
+            ready: whether the server is ready now.
+        """
+        for number, (worker, start) in enumerate(self._running):
+            own = services.attach(worker, number, start, ready=ready)
             self.all.append(worker)
             self.infer += own.infer
             self.parking += [] if own.parking is None else [own.parking]
-            self._grpc.append(own.grpc)
-            self._http.append(own.http)
-            self._management = own.management or self._management
-            self._readiness.append(own.readiness)
+            self._own.append(own)
 
-    async def run(
-        self,
-        grpc: Sequence[socket.socket],
-        http: Sequence[socket.socket],
-        management: socket.socket | None = None,
-        *,
-        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
-    ) -> None:
-        """Listen and serve until the shutdown begins and every worker has drained.
+    async def serve(self, listeners: Listeners) -> None:
+        """Listen on all ports and serve; returns once all workers do, or the shutdown has begun."""
+        wanted = [
+            [Listening(listeners.grpc[number], own.grpc), *self._others(number, listeners)]
+            for number, own in enumerate(self._own)
+        ]
+        await self._listen(wanted, [own.take_over for own in self._own])
+
+    def _others(self, number: int, listeners: Listeners) -> list[Listening]:
+        """The listeners of a worker beside that of gRPC."""
+        _, start = self._running[number]
+        encrypted = self._options.rest_tls
+        found = [Listening(one, start.port, encrypted) for one in listeners.http[number : number + 1]]
+        if number == 0 and listeners.management is not None:
+            found.append(Listening(listeners.management, start.management, encrypted))
+        return found
+
+    async def _listen(self, wanted: Sequence[Sequence[Listening]], before: Sequence[Callable[[], None]] = ()) -> None:
+        """Have each worker accept connections; returns once all do, or the shutdown has begun.
 
         Args:
-            grpc: one per worker, bound.
-            http: as many, or none.
-            management: of TorchServe's management API, which the first worker serves.
-            task_status: told when all of them listen.
+            wanted: of each worker, where they come from.
+            before: what each of them does first.
         """
-        limiter = trio.CapacityLimiter(math.inf)
-        async with trio.open_nursery() as watching:
-            watching.start_soon(self._end_grace_early)
-            async with trio.open_nursery() as threads:
-                encrypted = self._options.rest_tls
-                for number, worker in enumerate(self.all):
-                    listenings = [Listening(grpc[number], self._grpc[number])]
-                    listenings += [Listening(one, self._http[number], encrypted) for one in http[number : number + 1]]
-                    if management is not None and self._management is not None and number == 0:
-                        listenings.append(Listening(management, self._management, encrypted))
-                    for listening in listenings:
-                        listening.socket.listen(BACKLOG)
-                    cpus = self._placement.workers[number : number + 1]
-                    threads.start_soon(self._run_worker, worker, listenings, cpus, limiter)
-                task_status.started()
-                await self._shutdown.begun.wait()
-                self._drain(self._options.shutdown_grace_s)
-            watching.cancel_scope.cancel()
+        if self._shutdown.begun.is_set():
+            return  # the sockets may be closed
+        token = trio.lowlevel.current_trio_token()
+        events = [trio.Event() for _ in self._running]
 
-    async def _run_worker(
-        self, worker: Worker, listenings: Sequence[Listening], cpus: tuple[int, ...], limiter: trio.CapacityLimiter
-    ) -> None:
+        def listen(number: int) -> None:
+            worker = self._running[number][0]
+            try:
+                for first in before[number : number + 1]:
+                    first()
+                worker.listen(*wanted[number])
+            except Exception as error:
+                token.run_sync_soon(self._failed, worker, error)
+                return
+            token.run_sync_soon(events[number].set)
+
+        for number, (worker, _) in enumerate(self._running):
+            for listening in wanted[number]:
+                listening.socket.listen(BACKLOG)
+            worker.call_soon(partial(listen, number))
+        async with trio.open_nursery() as nursery:
+
+            async def give_up() -> None:
+                await self._shutdown.begun.wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(give_up)
+            for event in events:
+                await event.wait()
+            nursery.cancel_scope.cancel()
+
+    async def _run_worker(self, worker: Worker, cpus: tuple[int, ...], limiter: trio.CapacityLimiter) -> None:
         """One worker's thread. If it fails, the server ends: it must not limp on with half its connections."""
 
         def run() -> int | BaseException:
             try:
                 with running_on(cpus, self._placement.anywhere):
-                    return trio.run(partial(worker.run, *listenings))
+                    return trio.run(worker.run)
             except BaseException as error:  # of any kind: none may pass for this thread's cancellation
                 return error
 
@@ -136,26 +184,29 @@ class Workers:
         except RuntimeError as error:  # the system has no thread left for us
             outcome = error
         if isinstance(outcome, BaseException):
-            logger.critical("%s failed; the server stops", worker.name, exc_info=outcome)
-            self._shutdown.fail()
+            self._failed(worker, outcome)
         else:
             # Not in one step: `+= await` would read the sum before waiting, and lose what others add meanwhile.
             self.cut_off_calls += outcome
 
+    def _failed(self, worker: Worker, error: BaseException) -> None:
+        logger.critical("%s failed; the server stops", worker.name, exc_info=error)
+        self._shutdown.fail()
+
     def use_tls(self, tls: Sequence[ssl.SSLContext]) -> None:
-        """Have connections to come shake hands with these contexts, one per worker; does nothing before ``make``."""
-        for worker, context in zip(self.all, tls, strict=False):
+        """Have connections to come shake hands with these contexts, one per worker; does nothing before ``run``."""
+        for (worker, _), context in zip(self._running, tls, strict=False):
             worker.call_soon(partial(worker.use_tls, context))
 
     def show_readiness(self, ready: bool) -> None:
-        """Tell every worker whether the server is ready."""
-        for worker, readiness in zip(self.all, self._readiness, strict=True):
-            worker.call_soon(partial(readiness.update, serving=ready))
+        """Tell every worker that serves whether the server is ready."""
+        for worker, own in zip(self.all, self._own, strict=True):
+            worker.call_soon(partial(own.readiness.update, serving=ready))
 
     def show_models(self) -> None:
         """Tell every worker where somebody wants to know it that the table of models has changed."""
-        for worker, readiness in zip(self.all, self._readiness, strict=False):
-            readiness.tell_of_models(worker.call_soon)
+        for worker, own in zip(self.all, self._own, strict=True):
+            own.readiness.tell_of_models(worker.call_soon)
 
     async def let_go(self) -> None:
         """Wait until every worker has let go of what the table of models no longer has, and has ended that round.
@@ -177,8 +228,9 @@ class Workers:
             await event.wait()
 
     def _drain(self, grace_s: float) -> None:
-        for worker, readiness in zip(self.all, self._readiness, strict=True):
-            worker.call_soon(readiness.begin_exit)
+        for worker, own in zip(self.all, self._own, strict=True):
+            worker.call_soon(own.readiness.begin_exit)
+        for worker, _ in self._running:
             worker.call_soon(partial(worker.drain, grace_s))
 
     async def _end_grace_early(self) -> None:

@@ -19,7 +19,7 @@ from toutates.models.repository import scan_model
 from toutates.server.kinds import kinds_of_models
 from toutates.system.errors import ConfigurationError, ModelLoadError
 
-__all__ = ["inspect", "mlp", "predict", "refused", "running_sum", "summing"]
+__all__ = ["inspect", "mlp", "predict", "refused", "running_sum"]
 
 
 def inspect(root: Path, model: str = "m") -> InspectedVersion:
@@ -63,28 +63,6 @@ def running_sum() -> Any:
     y = operators.relu(total)
     y.output(0).get_tensor().set_names({"y"})
     return _openvino.Model([operators.result(y)], [operators.assign(total, "v")], [x], "m")
-
-
-def summing(batch: int, kind: str) -> Any:
-    """A model y = all x since its state was reset, FP32 [batch, 2], whose variable has a shape of its kind."""
-    from toutates.backends.frameworks.openvino import _openvino
-
-    operators = _openvino.opset13
-    zero = np.float32(0)
-    x = operators.parameter(_openvino.PartialShape([batch, 2]), np.float32)
-    x.output(0).get_tensor().set_names({"x"})
-    if kind == "alike":  # as many rows as the input
-        before = operators.read_value(operators.broadcast(operators.constant(zero), operators.shape_of(x)), "v")
-    elif kind == "open":
-        shape = _openvino.PartialShape([-1, 2])
-        before = operators.read_value(operators.constant(np.zeros((1, 2), np.float32)), "v", np.float32, shape)
-    else:  # one row, or what all rows share
-        before = operators.read_value(operators.constant(np.zeros((1, 2) if kind == "row" else (2,), np.float32)), "v")
-    total = operators.add(before, x)
-    y = operators.relu(total)
-    y.output(0).get_tensor().set_names({"y"})
-    kept = operators.reduce_sum(total, operators.constant(np.array([0])), False) if kind == "shared" else total
-    return _openvino.Model([operators.result(y)], [operators.assign(kept, "v")], [x], "m")
 
 
 def mlp(features: int = 4, classes: int = 3, batch: int | str = "n") -> tuple[Any, npt.NDArray[Any]]:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from tests.backends.frameworks.support import inspect, mlp, predict, refused, running_sum, summing
+from tests.backends.frameworks.support import inspect, mlp, predict, refused, running_sum
 from tests.backends.plugins.packages import write_model
 
 # Whose own import switches the GIL on, which the backend avoids.
@@ -152,49 +152,6 @@ def test_a_state_of_one_row_is_run_with_one_row(tmp_path: Path, config: str) -> 
             npt.assert_array_equal(np.asarray(y), [[1, 2]])
     finally:
         loaded.close()
-
-
-@pytest.mark.parametrize("config", [STATELESS, STATELESS + BATCHED, SEQUENCES + BATCHED])
-@pytest.mark.parametrize("batch", [1, -1])
-@pytest.mark.parametrize("kind", ["row", "alike", "open", "shared"])
-def test_no_rows_are_run_that_the_state_has_no_place_for(tmp_path: Path, config: str, batch: int, kind: str) -> None:
-    from toutates.backends.plugins.kind import PluginKind
-    from toutates.models.config.configuration import load_configuration
-    from toutates.models.repository import scan_model
-    from toutates.system.errors import InvalidRequest
-
-    version = write_model(tmp_path, "m", config)
-    openvino().save_model(summing(batch, kind), version / "model.xml", compress_to_fp16=False)
-    inspect(tmp_path)  # which runs rows, several at a time where that may be
-    plugins = PluginKind()
-    loaded = plugins.open("m", load_configuration(scan_model(tmp_path / "m").versions[-1], plugins.backends))
-    takes_several = kind != "row" and (batch == -1 or "max_batch_size" in config)
-    try:
-        for rows in (1, 3, 1, 3, 2, 1):
-            x = np.arange(1, 1 + 2 * rows, dtype=np.float32).reshape(rows, 2)
-            if rows > 1 and not takes_several:
-                with pytest.raises(InvalidRequest, match=rf"input 'x' is \[{rows}, 2\], and the model takes \[1,2\]"):
-                    loaded.plain[0].run_arrays({0: x})
-                continue
-            [y] = loaded.plain[0].run_arrays({0: x})
-            npt.assert_array_equal(np.asarray(y), x)
-    finally:
-        loaded.close()
-
-
-def test_a_state_that_grows_in_a_variable_without_place_is_refused(tmp_path: Path) -> None:
-    import openvino.opset13 as operators
-
-    x = operators.parameter(openvino().PartialShape([1, -1, 2]), np.float32)
-    x.output(0).get_tensor().set_names({"x"})
-    whole = operators.concat([operators.read_value(operators.constant(np.zeros((1, 0, 2), np.float32)), "cache"), x], 1)
-    y = operators.reduce_sum(whole, operators.constant(np.array([1])), False)
-    y.output(0).get_tensor().set_names({"y"})
-    model = openvino().Model([operators.result(y)], [operators.assign(whole, "cache")], [x], "m")
-    openvino().save_model(model, write_model(tmp_path, "m", STATELESS) / "model.xml")
-    said = refused(tmp_path)
-    assert "its variable 'cache' is read as [1,0,2] and assigned as [1,?,2]" in said
-    assert "variable_shape" in said
 
 
 @pytest.mark.parametrize("shape", [[], [2], [1, 2, 3]])

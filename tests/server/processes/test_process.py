@@ -66,6 +66,7 @@ class Watched:
             carry=self._carry,
             metrics=self._metrics,
             on_answer_again=self.again.set,
+            owns_ports=True,
             stderr=2,
         )
 

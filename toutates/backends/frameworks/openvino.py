@@ -89,10 +89,11 @@ class OpenVino(Backend):
         core.set_property({"ENABLE_MMAP": False})
         try:
             model = core.read_model(source.path)
-            one_row = _fit_rows(model, source, opens=not source.flag("SKIP_OV_DYNAMIC_BATCHSIZE", False))
+            # Rows that the state has no place for are computed wrongly, and end the process at times (2026.4).
+            one_row = _states_have_one_row(model)
+            if not source.flag("SKIP_OV_DYNAMIC_BATCHSIZE", False) and not one_row:
+                _open_batch(model, source)
             self._compiled = core.compile_model(model, "CPU", options)
-        except _UnfitState:
-            raise
         except Exception as error:
             raise ValueError(f"OpenVINO cannot load '{source.path.name}': {_reason(error)}") from error
         variables = _variables(model, self._compiled)
@@ -194,59 +195,11 @@ def _check_shapes(request: Any, inputs: Mapping[str, Array], names: Sequence[str
             raise InvalidRequest(problem) from error
 
 
-class _UnfitState(ValueError):
-    """A variable is assigned what has no place in it."""
-
-
-def _fit_rows(model: Any, source: Source, *, opens: bool) -> bool:
-    """Open the first dimension of the inputs where the configuration wants that, or fix it to what the state has.
-
-    A state that gets other rows than it is read with is computed wrongly from then on, also after it was reset, and
-    ends the process at times (2026.4).
-
-    Args:
-        model: as it was read.
-        source: of the version.
-        opens: whether the first dimension may be opened.
-
-    Returns:
-        Whether the state has place for one row alone.
-
-    Raises:
-        _UnfitState: a variable gets other shapes than it is read with even so.
-    """
-    shapes = {port: port.get_partial_shape() for port in model.inputs}
-    if opens:
-        _open_batch(model, source)
-    if not _unfit(model):
-        return False
-    for shape in shapes.values():
-        if not shape.rank.is_dynamic and len(shape) and shape[0].is_dynamic:
-            shape[0] = 1
-    model.reshape(shapes)
-    if unfit := _unfit(model):
-        raise _UnfitState(
-            f"{unfit}; OpenVINO computes such a state wrongly: give the variable the shape that it is assigned, with "
-            "open dimensions (ReadValue-6, variable_shape), or convert the model with fixed ones"
-        )
-    return True
-
-
-def _unfit(model: Any) -> str:
-    """What is wrong with a variable that gets another shape than it is read with, as far as shapes are known."""
-    operators = [operator for operator in model.get_ops() if operator.get_type_name() in ("ReadValue", "Assign")]
-    read: dict[str, Any] = {}
-    for operator in operators:
-        if operator.get_type_name() == "ReadValue":
-            read[operator.get_variable_id()] = operator.get_output_partial_shape(0)
-    for operator in operators:
-        if operator.get_type_name() == "Assign":
-            name, given = operator.get_variable_id(), operator.get_input_partial_shape(0)
-            own = read.get(name, given)
-            # What is open in the variable has room for anything.
-            if not own.relaxes(given):
-                return f"its variable '{name}' is read as {own} and assigned as {given}"
-    return ""
+def _states_have_one_row(model: Any) -> bool:
+    """Whether the first dimension of what a variable gives is fixed. A variable itself often tells no shape."""
+    reads = [operator for operator in model.get_ops() if operator.get_type_name() == "ReadValue"]
+    shapes = [operator.get_output_partial_shape(0) for operator in reads]
+    return any(not shape.rank.is_dynamic and len(shape) > 0 and shape[0].is_static for shape in shapes)
 
 
 def _is_batched(source: Source) -> bool:

@@ -25,7 +25,7 @@ from toutates.h2grpc.events import (
     StreamOpened,
 )
 from toutates.h2grpc.method import MessageHandler, Method
-from toutates.h2grpc.plain import PlainCall
+from toutates.h2grpc.plain import Admit, PlainCall
 from toutates.h2grpc.shared import Shared
 from toutates.h2grpc.status import GrpcError, LimitExceeded, Metadata, Status
 from toutates.net.connection import Service
@@ -128,17 +128,29 @@ class GrpcService(Service):
 
     def connect(self) -> ServerConnection:
         """A connection for a socket that was accepted."""
-        plain = self._plain
         connection = ServerConnection(
             self.methods,
             self._worker.limits,
             self._worker.dirty,
             response_encoding=self._response_encoding,
             shared=self.shared,
-            admit=None if plain is None else plain.admit,
+            admit=self._admit,
         )
-        connection.carrier = plain
+        connection.carrier = self._plain
         return connection
+
+    def take(self, link: Any) -> None:
+        """Have requests to come on a connection of a service that this one was made beside of; those there are go on.
+
+        Called on the worker's thread, and not while the connection has its turn.
+        """
+        link.service = self
+        link.connection.header_reader.judge_by(self.methods, self._admit)
+        link.connection.carrier = self._plain
+
+    @property
+    def _admit(self) -> Admit | None:
+        return None if self._plain is None else self._plain.admit
 
     def handle(self, link: Any, event: Event) -> None:
         """Deal with one event of a connection. A unary call, nearly every event, is handed to its handler here."""

@@ -86,6 +86,10 @@ class HttpConnection(Connection):
         self._leaving = False
         self._calls_begun = 0
 
+    def answer_by(self, admit: Callable[[Head], int], write_refusal: Callable[[Refused], tuple[bytes, bytes]]) -> None:
+        """Have requests to come, and refusals, answered by others than before."""
+        self._http.answer_by(admit, write_refusal)
+
     # --- for calls ---------------------------------------------------------------------------------------------------
 
     def keep(self, call: HttpCall, size: int) -> None:

@@ -44,10 +44,11 @@ class Member:
 
     Attributes:
         number: of this process.
+        is_alone: whether nobody serves on the ports while it starts.
     """
 
     def __init__(self, start: Start, sock: socket.socket, logs: Logs) -> None:
-        self.number = start.number
+        self.number, self.is_alone = start.number, start.is_alone
         self._others = "the server is starting"
         self._sock = sock
         self._logs = logs

@@ -2,7 +2,7 @@
 
 Start: the ports are reserved by sockets that do not listen. The first process loads the models; what is wrong with them
 is so told once, and what is on S3 is downloaded once. Then the others load theirs, all at once. When all have them, all
-listen.
+serve; until then those that load answer REST with 503, if the ports are the server's alone.
 
 A process that dies is started again, at first at once, then after a pause that doubles. Meanwhile the kernel gives new
 connections to the others, since the sockets of the dead one are gone. It listens again when it has done what the others
@@ -139,6 +139,7 @@ class Parent:
                     metrics=self._metrics,
                     on_answer_again=partial(self._repeat, number),
                     stderr=STANDARD_ERROR if self._logs.output is None else self._logs.output.fd,
+                    owns_ports=not self._options.reuse_port,
                 )
                 for number, part in enumerate(parts)
             ]

@@ -48,6 +48,7 @@ class Process:
         metrics: the answer to METRICS, for an Accept field.
         on_answer_again: called when it answers after it was silent.
         stderr: the descriptor that it logs to.
+        owns_ports: whether no other server may listen on its ports.
 
     Attributes:
         pid: None while there is none.
@@ -72,6 +73,7 @@ class Process:
         metrics: Callable[[str], Awaitable[bytes]],
         on_answer_again: Callable[[], None],
         stderr: int,
+        owns_ports: bool,
     ) -> None:
         self.number = number
         self.options = options
@@ -82,6 +84,7 @@ class Process:
         self._metrics = metrics
         self._on_answer_again = on_answer_again
         self._stderr = stderr
+        self._owns_ports = owns_ports
         self.begin()
 
     def begin(self) -> None:
@@ -211,7 +214,7 @@ class Process:
         has_ended: trio.Event,
     ) -> None:
         try:
-            start = Start(self.number, self.options, await may_start())
+            start = Start(self.number, self.options, await may_start(), self._owns_ports and not self.restarts)
             with suppress(trio.BrokenResourceError):  # it has ended already
                 await write_frame(stream, pickle.dumps(start))
             self._channel = Channel(stream, Handlers(self._answer, self._take))
