@@ -16,7 +16,7 @@ from tests.access.support import bearer, digest
 from tests.e2e.control import EXPLICIT
 from tests.e2e.http import get, peer_of, post
 from tests.e2e.models import add_model, versioned_model
-from tests.e2e.process import running
+from tests.e2e.process import run, running
 from tests.e2e.python_models import add_model as add_python_model
 from tests.e2e.support import SERVICE, Tensor, call, channel_to, infer, outputs_of, pb, request
 from tests.ensembles import pbtxt
@@ -154,6 +154,9 @@ def test_of_two_folders_of_one_name_the_second_is_reported_and_both_are_served(t
             np.testing.assert_array_equal(answer, ROWS + number)
         assert process.log.count("how its letters are composed") == 1
         assert ascii(normalize("NFC", NAME)) in process.log
+    checked = run("check", str(repository)).stdout
+    assert checked.count("how its letters are composed") == 1
+    assert ascii(normalize("NFC", NAME)) in checked
 
 
 def test_a_call_of_a_python_model_finds_it_too(tmp_path: Path) -> None:
@@ -164,3 +167,39 @@ def test_a_call_of_a_python_model_finds_it_too(tmp_path: Path) -> None:
     with running(repository, log) as process, channel_to(process.address) as channel:
         given = request("calls", Tensor("x", "INT32", (2, 4), ROWS.tobytes()))
         np.testing.assert_array_equal(outputs_of(infer(channel, given))["y"], ROWS + 1)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_aliases_and_traffic_are_found_and_find_models_however_their_letters_are_composed(
+    form: Form, tmp_path: Path
+) -> None:
+    repository, log = tmp_path / "models", tmp_path / "log"
+    log.mkdir()
+    add_model(repository, normalize(form, NAME), versioned_model(1), 1)
+    # Each name of the rules in the one form, and what it stands for in the other.
+    model = normalize(OTHER[form], NAME)
+    rules = {
+        "aliases": {normalize(form, "thé"): model, normalize(form, "crème"): normalize(OTHER[form], "thé")},
+        "traffic": {normalize(OTHER[form], "thé"): {"split": [{"model": model, "version": 1, "weight": 1}]}},
+    }
+    (repository / "traffic.yaml").write_text(json.dumps(rules, ensure_ascii=False))
+    with (
+        running(
+            repository, log, ["--http-addr", "127.0.0.1:0", "--model-control-mode", "explicit", "--load-model", "*"]
+        ) as process,
+        channel_to(process.address) as channel,
+        peer_of(process.rest_port) as peer,
+    ):
+        for name in ("thé", "crème"):
+            for spelled in (normalize("NFC", name), normalize("NFD", name)):
+                np.testing.assert_array_equal(outputs_of(infer(channel, asked(spelled)))["OUTPUT"], ROWS + 1)
+                assert peer.ask(post(f"/v2/models/{quote(spelled)}/infer", body())).status == 200
+                assert peer.ask(get(f"/v2/models/{quote(spelled)}/ready")).status == 200
+        # A change names what it takes away or replaces in any form.
+        change = json.dumps({"aliases": {normalize(OTHER[form], "crème"): None}})
+        assert peer.ask(post("/v2/repository/traffic", change)).status == 200
+        assert peer.ask(get(f"/v2/models/{quote(normalize(form, 'crème'))}/ready")).status == 404
+        twice = json.dumps({"aliases": {normalize(one, "été"): model for one in FORMS}})
+        refused = peer.ask(post("/v2/repository/traffic", twice))
+        assert refused.status == 400
+        assert "twice: its letters are composed otherwise" in refused.document["error"]

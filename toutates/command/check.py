@@ -31,6 +31,7 @@ from toutates.server.kinds import kinds_of_models
 from toutates.server.options import DEFAULT_CACHE_SIZE, Options
 from toutates.system.errors import ConfigurationError, ModelLoadError, ToutatesError
 from toutates.system.memory import available_memory
+from toutates.system.spelling import composed
 from toutates.system.text import one_line
 
 __all__ = ["Report", "check", "check_repository"]
@@ -137,6 +138,7 @@ def check_repository(
             report.warnings.append(one_line(say_passed_over(folder)))
             continue
         _check_model(repository, folder, checks, report)
+    _check_spellings([folder for folder in folders if not folder.passed_over], report)
     _check_members(checks, report)
     limit = memory()
     if report.buffer_bytes > limit:
@@ -193,6 +195,19 @@ def _check_model(repository: Repository, found: ModelFolder, checks: _Checks, re
     report.warnings += [line.replace(str(folder.path), source) for line in own.warnings]
     report.facts += own.facts
     report.buffer_bytes += own.buffer_bytes
+
+
+def _check_spellings(folders: Sequence[ModelFolder], report: Report) -> None:
+    """Report folders whose names differ in how their letters are composed alone, which look alike."""
+    first: dict[str, ModelFolder] = {}
+    for folder in folders:
+        other = first.setdefault(composed(folder.name), folder)
+        if other is not folder:
+            report.warnings.append(
+                f"{folder.source or folder.path}: {folder.name!a} has the name of model {other.name!a} but for "
+                "how its letters are composed (Unicode NFC); callers that compose them in a third way get the latter; "
+                "rename one of them"
+            )
 
 
 def _check_links(folder: Path, report: Report) -> None:

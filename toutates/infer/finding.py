@@ -41,7 +41,7 @@ def find_version(table: ModelTable, waiting: WaitingRequests | None, model: str,
 def find_target(table: ModelTable, waiting: WaitingRequests | None, name: str, target: Target) -> ServedVersion:
     """The version that a name stands for. Arguments and errors as those of ``find_version``."""
     if waiting is not None:
-        waiting.keep_order(target.model)
+        waiting.keep_order(table.model_spelling(target.model))
     return table.find_target(name, target)
 
 

@@ -425,11 +425,17 @@ class ModelTable:
         """
         if name.isascii() or self.has_name(name):
             return name
-        normal = composed(name)
-        found = self._spellings.get(normal)
-        if found is not None:
+        found = self.model_spelling(name)
+        if found is not name:
             return found
+        normal = composed(name)
         return normal if self.has_name(normal) else name
+
+    def model_spelling(self, name: str) -> str:
+        """The name of a model as the repository spells it; the same name where no model has it so either."""
+        if name.isascii() or self.knows(name):
+            return name
+        return self._spellings.get(composed(name), name)
 
     @property
     def ready(self) -> bool:

@@ -22,7 +22,7 @@ def problems_of(rules: TrafficRules, table: ModelTable) -> list[str]:
     """
     found: list[str] = []
     for name, target in rules.aliases.items():
-        if table.knows(name):
+        if table.knows(table.model_spelling(name)):
             found.append(f"aliases.{name}: a model has this name; rename one of them")
         found += _unknown(f"aliases.{name}", target, table)
     for name, route in rules.routes.items():
@@ -61,8 +61,9 @@ def _of_route(name: str, route: Route, table: ModelTable) -> list[str]:
 
 
 def _unknown(where: str, target: Target, table: ModelTable) -> list[str]:
-    model = table.get(target.model)
-    if model is None and table.knows(target.model):
+    name = table.model_spelling(target.model)
+    model = table.get(name)
+    if model is None and table.knows(name):
         return []  # it is loaded when somebody needs it
     if model is None:
         near = table.names.like(target.model)
@@ -75,7 +76,7 @@ def _unknown(where: str, target: Target, table: ModelTable) -> list[str]:
 
 def _served(target: Target, table: ModelTable) -> ServedVersion | None:
     """The version, where it is loaded."""
-    model = table.get(target.model)
+    model = table.get(table.model_spelling(target.model))
     if model is None:
         return None
     if target.version is None:

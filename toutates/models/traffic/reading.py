@@ -11,6 +11,7 @@ from toutates.models.config.problems import Problems
 from toutates.models.config.yaml_reader import NULL, read_mapping
 from toutates.models.config.yaml_section import Section
 from toutates.models.traffic.rules import BY_ID, NO_TRAFFIC, Route, Shadow, Target, TrafficRules
+from toutates.system.spelling import composed
 from toutates.system.text import printable
 
 __all__ = ["MAX_ROUTES", "merged", "read_document", "read_rules_file"]
@@ -53,7 +54,10 @@ def read_document(values: Mapping[str, Any], source: Path) -> TrafficRules:
         ConfigurationError: it cannot be used; a line for each mistake.
     """
     problems = Problems(source)
+    values, doubles = _composed(values)
     top = Section(values, problems)
+    for key, name in doubles:
+        top.refuse(key, f"has '{printable(name, 64)}' twice: its letters are composed otherwise", None, "leave one out")
     aliases = top.mapping("aliases", "aliases: {NAME: MODEL}")
     given = {} if aliases is None else _aliases(aliases, values["aliases"])
     traffic = top.mapping("traffic", "traffic: {NAME: {" + _SPLIT_EXAMPLE + "}}")
@@ -82,10 +86,32 @@ def read_document(values: Mapping[str, Any], source: Path) -> TrafficRules:
     return TrafficRules(resolved, routes, _plain(values))
 
 
+def _composed(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """A document whose names are in NFC, in which callers' names are looked up; and the names that are so alike."""
+    found: dict[str, Any] = dict(values)
+    doubles: list[tuple[str, str]] = []
+    for key in ("aliases", "traffic"):
+        names = values.get(key)
+        if isinstance(names, Mapping) and not all(map(_is_plain, names)):
+            own: dict[Any, Any] = {}
+            for name, value in names.items():
+                normal = composed(name) if isinstance(name, str) else name
+                if normal in own:
+                    doubles.append((key, normal))
+                own[normal] = value
+            found[key] = own
+    return found, doubles
+
+
+def _is_plain(name: Any) -> bool:
+    return isinstance(name, str) and name.isascii()
+
+
 def merged(document: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
     """A document with the names of a change in place of its own; a name whose value is null is left out."""
     result = {key: dict(value) for key, value in document.items()}
-    for key, names in change.items():
+    own, doubles = _composed(change)
+    for key, names in (change if doubles else own).items():  # ``read_document`` refuses the former
         if not isinstance(names, dict):
             result[key] = names  # which ``read_document`` refuses
             continue
@@ -106,7 +132,7 @@ def _aliases(section: Section, values: Mapping[str, Any]) -> dict[str, Target]:
     for name in values:
         _check_name(section, name)
         if isinstance(values[name], str):
-            target = Target(section.text(name, "ranker"))
+            target = Target(composed(section.text(name, "ranker")))
         else:
             inner = section.mapping(name, _TARGET_EXAMPLE)
             if inner is None:
@@ -171,7 +197,8 @@ def _target(section: Section, default: str | None) -> Target:
     if default is None and not section.has("model"):
         section.refuse("model", "required key is missing", None, "add `model: ranker`")
     return Target(
-        section.text("model", default or "ranker"), section.optional_integer("version", MAX_VERSION, example=3)
+        composed(section.text("model", default or "ranker")),
+        section.optional_integer("version", MAX_VERSION, example=3),
     )
 
 
