@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import httpx
 import numpy as np
 import pytest
 import requests
@@ -16,6 +17,7 @@ from tests.e2e.control import EXPLICIT
 from tests.e2e.http import get, peer_of, post
 from tests.e2e.models import add_model, versioned_model
 from tests.e2e.process import ServerProcess, running
+from tests.e2e.wire import client_of
 from tests.optional import skip_without
 from tests.text_models import make_folder
 from tests.waiting import wait_until
@@ -93,6 +95,48 @@ def refusal(call: Any, *arguments: Any, **options: Any) -> tuple[str, str]:
     with pytest.raises(InferenceServerException) as error:
         call(*arguments, **options)
     return str(error.value.status()).removeprefix("StatusCode."), error.value.message()
+
+
+def test_callers_over_http2_are_those_over_http1(server: ServerProcess) -> None:
+    given = {"inputs": [{"name": "INPUT", "datatype": "INT32", "shape": [2, 4], "data": list(range(8))}]}
+    base = f"http://127.0.0.1:{server.rest_port}/v2/models"
+    statuses: list[list[tuple[int, str]]] = []
+    with httpx.Client(timeout=120) as first, httpx.Client(http2=True, http1=False, timeout=120) as second:
+        for client in (first, second):
+            statuses.append([])
+            for key in ("", "wrong", "sk-search", "sk-admin", token(), token(exp=1)):
+                for model in ("mine", "theirs", "nowhere"):
+                    answer = client.post(f"{base}/{model}/infer", json=given, headers=headers(key))
+                    statuses[-1].append((answer.status_code, answer.text if answer.status_code != 200 else ""))
+            assert answer.headers["www-authenticate"] == "Bearer"
+        assert answer.http_version == "HTTP/2"
+        assert statuses[0] == statuses[1]
+        assert {200, 401, 403, 404} == {status for status, _ in statuses[1]}
+
+
+def test_a_quota_over_http2(server: ServerProcess) -> None:
+    given = {"inputs": [{"name": "INPUT", "datatype": "INT32", "shape": [2, 4], "data": list(range(8))}]}
+    url = f"http://127.0.0.1:{server.rest_port}/v2/models/mine/infer"
+    with httpx.Client(http2=True, http1=False, timeout=120) as client:
+        answer = client.post(url, json=given, headers=headers("sk-slow"))
+        while answer.status_code == 200:
+            answer = client.post(url, json=given, headers=headers("sk-slow"))
+        assert (answer.status_code, answer.http_version) == (429, "HTTP/2")
+        assert int(answer.headers["retry-after"]) > 0
+
+
+def test_tokens_that_are_dear_to_refuse_end_a_connection_over_http2(server: ServerProcess) -> None:
+    path, json = "/v2/models/mine/infer", [("content-type", "application/json")]
+    with client_of(server.rest_port) as client, client_of(server.rest_port) as other:
+        answers = 0
+        while client.terminated is None:
+            forged = bearer(f"{token(sub=str(answers))[:-8]}AAAAAAAA").decode()
+            answer = client.answer(client.start(path, [*json, ("authorization", forged)]))
+            answers += answer.headers.get(":status") == "401"
+        assert 5 <= answers < 1_000
+        stream_id = other.start(path, [*json, ("authorization", bearer("sk-slow").decode())])
+        other.send(stream_id, b"{}")
+        assert other.answer(stream_id).headers[":status"] != "401"
 
 
 def test_keys_and_tokens_let_in_over_grpc_and_rest(grpc: Any, rest: Any) -> None:

@@ -6,6 +6,7 @@ import gzip
 import json
 import select
 import shutil
+import signal
 import socket
 import ssl
 import struct
@@ -24,6 +25,7 @@ from tests.certificates import Files, issue
 from tests.e2e.process import ServerProcess, running
 from tests.e2e.wire import Answer as StreamAnswer
 from tests.e2e.wire import Client, framed
+from tests.h2grpc.support import DATA, END_STREAM, GOAWAY, HEADERS, data, parse
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest, ModelInferResponse, ServerLiveResponse
 
 LENGTH: Final = "inference-header-content-length"
@@ -367,3 +369,27 @@ def test_a_flood_of_resets_ends_its_connection_alone(server: ServerProcess) -> N
         except (ConnectionError, ProtocolError):
             pass  # it is gone
         assert ask(other, "POST", INFER, asked([1, 2]), JSON).headers[":status"] == "200"
+
+
+# --- ends ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_stop_answers_what_has_begun(repository: Path, tmp_path: Path) -> None:
+    body = asked([1, 2])
+    with running(repository, tmp_path, ["--http-addr", "127.0.0.1:0", "--load-models", "dynamic"]) as process:
+        with client_of(process.rest_port) as client:
+            assert ask(client, "GET", "/v2").headers[":status"] == "200"
+            stream_id = start(client, "POST", INFER, JSON)
+            client.send(stream_id, body[:10], end=False)
+            process.process.send_signal(signal.SIGTERM)
+            # In frames, because the package takes the first GOAWAY for the end.
+            came = b""
+            while GOAWAY not in [one.type for one in parse(came)]:
+                came += client.sock.recv(65_536)
+            client.sock.sendall(data(stream_id, body[10:], END_STREAM))
+            while octets := client.sock.recv(65_536):
+                came += octets
+            frames = [one for one in parse(came) if one.stream_id == stream_id and one.type in (HEADERS, DATA)]
+            assert json.loads(frames[-1].payload)["outputs"][0]["data"] == [-1.0, -2.0]
+            assert frames[-1].flags == END_STREAM
+        assert process.stop() == 0

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import httpx
 import pytest
 
 from tests.e2e.dependent_models import add, graph, node
 from tests.e2e.process import ServerProcess, running
 from tests.e2e.python_models import add_model
 from tests.e2e.support import SERVICE, Tensor, channel_to, infer, outputs_of, pb, request
+from tests.e2e.wire import client_of
 from tests.ensembles import add_ensemble, pbtxt
 from tests.waiting import wait_until
 
@@ -143,6 +146,39 @@ def test_a_model_that_does_not_read_has_its_call_ended_and_the_sender_goes_on(
         assert (unread, failed) == (1, 1)
         got, unread, failed, _ = ask(channel, "caller", 10, 4)
         assert (got, unread, failed) == (10, 0, 0)
+
+
+def test_events_over_http2_come_as_they_are_sent(server: tuple[ServerProcess, Path]) -> None:
+    process, _ = server
+    with httpx.Client(http2=True, http1=False, timeout=120) as client:
+        url = f"http://127.0.0.1:{process.rest_port}/v2/models/sender/generate_stream"
+        asked = {"x": [300, 0.0001, 0, 0]}  # more than a window of 64 KiB
+        with client.stream("POST", url, json=asked) as answer:
+            assert (answer.http_version, answer.status_code) == ("HTTP/2", 200)
+            assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+            events = [line for line in answer.iter_lines() if line]
+        assert [json.loads(line.removeprefix("data: "))["y"][0] for line in events] == list(range(300))
+
+
+def test_a_reader_of_events_who_gives_back_no_window_loses_his_stream_alone(
+    server: tuple[ServerProcess, Path],
+) -> None:
+    process, noted = server
+    before = len(noted.read_text().split()) if noted.exists() else 0
+    with client_of(process.rest_port) as client:
+        body = b'{"x": [200000, 0.03, 0, 0]}'
+        stream_id = client.start(
+            "/v2/models/sender/generate_stream",
+            [("content-type", "application/json"), ("content-length", str(len(body)))],
+        )
+        client.credits = False
+        client.send(stream_id, body)
+        wait_until(lambda: noted.exists() and len(noted.read_text().split()) > before)
+        answer = client.answer(stream_id)
+        assert answer.headers[":status"] == "200"
+        assert answer.reset == 11  # ENHANCE_YOUR_CALM
+        assert len(answer.data) <= 65_535
+        assert client.call(f"{SERVICE}ServerLive", b"").status == ("0", "")
 
 
 @pytest.mark.parametrize("way", ["stream", "events"])

@@ -66,6 +66,8 @@ class Client:
         self.connection.initiate_connection()
         self.answers: dict[int, Answer] = {}
         self.terminated: ConnectionTerminated | None = None
+        #: whether what comes is given back to the windows
+        self.credits = True
         self.flush()
         while self.connection.max_outbound_frame_size == _DEFAULT_FRAME_SIZE:  # until the server's SETTINGS are here
             assert self.receive()
@@ -136,7 +138,8 @@ class Client:
             answer.headers.update({str(name): str(value) for name, value in event.headers or ()})
         elif isinstance(event, DataReceived):
             answer.data += event.data or b""
-            self.connection.acknowledge_received_data(event.flow_controlled_length or 0, event.stream_id or 0)
+            if self.credits:
+                self.connection.acknowledge_received_data(event.flow_controlled_length or 0, event.stream_id or 0)
         elif isinstance(event, StreamReset):
             answer.reset = event.error_code
             answer.ended = True

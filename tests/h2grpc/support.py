@@ -27,6 +27,7 @@ from toutates.h2grpc import (
     Limits,
     MessageReceived,
     Method,
+    PlainCall,
     RequestEnded,
     ServerConnection,
     StreamOpened,
@@ -38,6 +39,7 @@ from toutates.h2grpc import (
 from toutates.h2grpc.events import InflationDue, LargeRequest
 from toutates.h2grpc.message_memory import MessageMemory
 from toutates.h2grpc.messages import decompress
+from toutates.h2grpc.plain import Admit
 from toutates.h2grpc.shared import Shared
 from toutates.h2grpc.vector import Vector
 
@@ -237,6 +239,8 @@ class Server:
     shared: Shared | None = None
     #: whether the memory of large messages is given back at once, as by handlers that answer at once
     gives_back: bool = False
+    #: judges requests that are no gRPC
+    admit: Admit | None = None
 
     def __post_init__(self) -> None:
         self.dirty: list[object] = []
@@ -245,7 +249,12 @@ class Server:
         self.limit_hits = shared.limit_hits
         self.pool = shared.pool
         self.connection = ServerConnection(
-            METHODS, self.limits, self.dirty, response_encoding=self.response_encoding, shared=shared
+            METHODS,
+            self.limits,
+            self.dirty,
+            response_encoding=self.response_encoding,
+            shared=shared,
+            admit=self.admit,
         )
         self.events: list[Event] = []
         #: how often what came was put where a vector says
@@ -258,9 +267,10 @@ class Server:
         *settings_of_peer: tuple[int, int],
         encoding: str = "",
         shared: Shared | None = None,
+        admit: Admit | None = None,
     ) -> Server:
         """A server whose connection is established; what it sent so far is dropped."""
-        server = cls(limits or Limits(), encoding, shared=shared)
+        server = cls(limits or Limits(), encoding, shared=shared, admit=admit)
         server.receive(PREFACE + settings(*settings_of_peer))
         server.sent()
         return server
@@ -337,7 +347,9 @@ def describe(events: Iterable[Event]) -> list[tuple[object, ...]]:
     """Events as values that compare."""
     out: list[tuple[object, ...]] = []
     for event in events:
-        if isinstance(event, Call):
+        if isinstance(event, PlainCall):
+            out.append(("plain", event.stream_id, bytes(event.buffer), event.problem and event.problem.limit))
+        elif isinstance(event, Call):
             out.append(("unary", event.stream_id, event.message))
         elif isinstance(event, MessageReceived):
             out.append(("message", event.call.stream_id, event.message))

@@ -17,8 +17,10 @@ import base64
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from struct import Struct
 from typing import Any, Final
 
+from toutates.h2grpc.frames import DEFAULT_MAX_FRAME_SIZE, END_HEADERS, FRAME_HEAD, HEADERS
 from toutates.h2grpc.header_field import HeaderField
 from toutates.h2grpc.hpack_decoder import HeaderBlockError, HpackDecoder
 from toutates.h2grpc.limits import Limits
@@ -39,6 +41,7 @@ __all__ = [
     "HeaderReader",
     "PlainRequestHead",
     "RequestHead",
+    "ResponseBlock",
     "encode_block",
     "error_block",
     "metadata_fields",
@@ -148,6 +151,30 @@ def encode_block(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
     )
 
 
+class ResponseBlock:
+    """The header block of responses of plain HTTP.
+
+    Args:
+        fields: of the response, ``:status`` first.
+
+    Attributes:
+        octets: the block.
+        fits: whether it is one frame whatever the peer's settings are.
+        pack: of ``head``, a stream, ``octets``, a length << 8 (DATA is 0), flags and the stream, makes the HEADERS
+            frame and the head of the only DATA frame behind it.
+        head: length, type and flags of the HEADERS frame.
+    """
+
+    __slots__ = ("fits", "head", "octets", "pack")
+
+    def __init__(self, fields: Iterable[tuple[bytes, bytes]]) -> None:
+        self.octets = encode_block(fields)
+        size = len(self.octets)
+        self.fits = size <= DEFAULT_MAX_FRAME_SIZE
+        self.pack = Struct(f">5sI{size}sIBI").pack
+        self.head = FRAME_HEAD.pack(size << 8 | HEADERS, END_HEADERS, 0)[:5]
+
+
 _METADATA_NAME = re.compile(r"[0-9a-z_.-]+")
 _ASCII_VALUE = re.compile(rb"[ -~]*")
 
@@ -208,9 +235,9 @@ def _encode_error(status: Status, text: str, metadata: Metadata, trailers_only: 
 _remembered_error = lru_cache(maxsize=64)(_encode_error)
 
 
-def plain_http_block(http_status: int, content_length: int) -> bytes:
+def plain_http_block(http_status: int, content_length: int) -> ResponseBlock:
     """Headers of the short text answer that a request gets which is not gRPC."""
-    return encode_block(
+    return ResponseBlock(
         [
             (b":status", b"%d" % http_status),
             (b"content-type", b"text/plain; charset=utf-8"),

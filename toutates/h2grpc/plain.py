@@ -49,10 +49,18 @@ class PlainHead(Protocol):
 Admit = Callable[[Sequence[HeaderField], int], tuple[PlainHead, int]]
 
 
+def _end_context(call: Any) -> None:
+    if call.context is not None:
+        call.context.open = False
+        call.context = None
+
+
 class PlainCall(Call):
     """A request that is no gRPC, and the record of its stream.
 
     Attributes:
+        context: the driver's own request, until it is answered; its attribute ``open`` is cleared when the stream is
+            closed for another reason.
         buffer: the body, once the driver has the request; a ``bytes`` or a ``bytearray``.
         problem: the limit that it has met; None for none.
         handed_on: whether the driver has the request.
@@ -60,6 +68,7 @@ class PlainCall(Call):
 
     problem: LimitExceeded | None = None
     handed_on: bool = False
+    on_closed: Callable[[Any], None] | None = staticmethod(_end_context)
     #: what has come of a body in pieces
     pieces: bytearray | None = None
 
@@ -77,7 +86,6 @@ class PlainRequests:
 
     __slots__ = (
         "_held",
-        "_largest_frame",
         "_limit_hits",
         "_responder",
         "_settings",
@@ -100,7 +108,6 @@ class PlainRequests:
         limit_hits: Counter[str],
     ) -> None:
         self._held = held
-        self._largest_frame = limits.max_frame_size
         self._limit_hits = limit_hits
         self._responder = responder
         self._settings = settings
@@ -131,18 +138,13 @@ class PlainRequests:
         length = word >> 8
         start = at + FRAME_HEAD_SIZE
         end: int = start + length
-        plain, windows = head.plain, self._windows
+        windows = self._windows
         if (
             word & 0xFF != DATA
             or flags != END_STREAM
             or data_id != stream_id
             or end > len(data)
-            or (head.content_length is not None and head.content_length != length)
-            or head.cost
-            or plain.refusal is not None
-            or length > plain.max_body_size
-            or length > self._largest_frame
-            or length > self._stream_window
+            or not head.least <= length <= head.most
             or length > windows.receive
         ):
             return 0
@@ -150,7 +152,6 @@ class PlainRequests:
         call = PlainCall(self._responder, stream_id, head, self._settings.stream_window, self._stream_window)
         self._streams[stream_id] = call
         call.state = HALF_CLOSED_REMOTE
-        call.handed_on = True
         call.buffer = data[start:end]
         windows.receive -= length
         if windows.receive < windows.low:

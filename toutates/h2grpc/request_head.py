@@ -106,17 +106,27 @@ class PlainRequestHead(RequestHead):
     Attributes:
         plain: its verdict.
         cost: for how many reset streams the request counts; where that is not 0, it is not remembered.
+        least, most: bytes of the body where it is one frame, and nothing is to be said before it comes; ``most`` is -1
+            where something is.
     """
 
-    __slots__ = ("cost", "plain")
+    __slots__ = ("cost", "least", "most", "plain")
 
-    def __init__(self, verdict: RequestHead, fields: tuple[HeaderField, ...], plain: Any, cost: int) -> None:
+    def __init__(
+        self, verdict: RequestHead, fields: tuple[HeaderField, ...], limits: Limits, plain: Any, cost: int
+    ) -> None:
         super().__init__(fields)
         self.not_grpc = True
         self.http_method = verdict.http_method
         self.content_length = verdict.content_length
         self.plain = plain
         self.cost = cost
+        length = verdict.content_length
+        self.least, self.most = 0, min(plain.max_body_size, limits.max_frame_size, limits.stream_window)
+        if length is not None:
+            self.least, self.most = length, length if length <= self.most else -1
+        if cost or plain.refusal is not None:
+            self.most = -1
 
 
 _RESERVED_NAMES = frozenset((b"content-type", b"te", b"user-agent", b"content-length"))
@@ -174,7 +184,7 @@ class RequestJudge:
         if verdict.malformed or verdict.not_grpc:
             if verdict.malformed or self._admit is None:
                 return verdict.with_fields(fields, None)
-            return PlainRequestHead(verdict, fields, *self._admit(fields, list_size))
+            return PlainRequestHead(verdict, fields, self._limits, *self._admit(fields, list_size))
         limit = self._limits.max_header_list_size
         if list_size > limit:
             text = f"received metadata size exceeds the limit ({list_size} vs. {limit})"

@@ -11,14 +11,20 @@ from toutates.h2grpc.frames import (
     CONTINUATION,
     END_HEADERS,
     END_STREAM,
-    FRAME_HEAD,
     HEADERS,
     MAX_WINDOW,
     ErrorCodes,
     pack_frame,
     pack_rst_stream,
 )
-from toutates.h2grpc.headers import OK_TRAILERS, encode_block, error_block, plain_http_block, response_block
+from toutates.h2grpc.headers import (
+    OK_TRAILERS,
+    ResponseBlock,
+    encode_block,
+    error_block,
+    plain_http_block,
+    response_block,
+)
 from toutates.h2grpc.messages import PREFIX, compress
 from toutates.h2grpc.output import BULKY_BYTES, Output, coalesce
 from toutates.h2grpc.request_memory import RequestMemory
@@ -218,40 +224,40 @@ class Responder:
         """Answer a request that is not gRPC with HTTP status 415 and a short text (the gRPC specification, "HTTP2
         Transport Mapping")."""
         body = b"" if call.head.http_method == b"HEAD" else _NOT_GRPC_TEXT
-        self.respond(call, plain_http_block(415, len(_NOT_GRPC_TEXT)), (body,))
+        self.respond(call, plain_http_block(415, len(_NOT_GRPC_TEXT)), (body,), len(body))
 
-    def respond(self, call: Stream, block: bytes, parts: Sequence[Buffer]) -> None:
+    def respond(self, call: Stream, block: ResponseBlock, parts: Sequence[Buffer], size: int) -> None:
         """Answer a request of plain HTTP in full. Does nothing once it is no longer open.
 
         Args:
             call: whose answer has not begun.
-            block: the header block (``headers.encode_block``).
+            block: the header block.
             parts: of the body, which may be empty. The rules of ``reply`` apply to them.
+            size: bytes of all of them.
         """
         if not call.open or self.closed:
             return
-        size = sum(map(len, parts))
         windows = self._windows
         if (
             0 < size <= self.short_reply_limit
             and size <= windows.send
             and size <= call.send_window
             and call.state is HALF_CLOSED_REMOTE
-            and len(block) <= self._settings.frame_size
+            and block.fits
             and not call.held_bytes
         ):
             windows.send -= size
             call.open = False
             stream_id = call.stream_id
             del self._streams[stream_id]
-            self.output.write(
-                FRAME_HEAD.pack(len(block) << 8 | HEADERS, END_HEADERS, stream_id),
-                block,
-                FRAME_HEAD.pack(size << 8, END_STREAM, stream_id),  # DATA is 0
-                *parts,
-            )
+            output = self.output
+            out = output.pieces
+            if not out:
+                output.dirty.append(output.link)
+            out.append(block.pack(block.head, stream_id, block.octets, size << 8, END_STREAM, stream_id))
+            out += parts
             return
-        self._send_block(call.stream_id, block, end_stream=not size)
+        self._send_block(call.stream_id, block.octets, end_stream=not size)
         call.open = False
         if not size:
             self._close(call)
@@ -260,10 +266,10 @@ class Responder:
         self._send_data(call, coalesce(parts))
         self._reset_if_too_much(call)
 
-    def begin(self, call: Stream, block: bytes) -> None:
+    def begin(self, call: Stream, block: ResponseBlock) -> None:
         """Begin an answer to a request of plain HTTP whose body follows in pieces."""
         if call.open and not self.closed:
-            self._send_block(call.stream_id, block, end_stream=False)
+            self._send_block(call.stream_id, block.octets, end_stream=False)
 
     def send_piece(self, call: Stream, piece: Buffer) -> None:
         """The next piece of the body."""

@@ -51,7 +51,7 @@ class Responder(Protocol):
             request: of this connection.
             parts: first the head without its empty line, as HTTP/1.1 has it; then the body. They must not change until
                 they are sent.
-            length: about how many bytes these are.
+            length: bytes of the body.
         """
         ...
 

@@ -26,20 +26,23 @@ class HttpDate:
 
     Args:
         clock: says when a second is over. The time of day is looked at then, and follows its changes.
+
+    Attributes:
+        until_ns: when the field is to be another one, on the clock.
     """
 
-    __slots__ = ("_clock", "_field", "_until_ns")
+    __slots__ = ("_clock", "_field", "until_ns")
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._field = b""
-        self._until_ns = clock.now_ns
+        self.until_ns = clock.now_ns
 
     def __call__(self) -> bytes:
         """The field of now."""
         now_ns = self._clock.now_ns
-        if now_ns >= self._until_ns:
+        if now_ns >= self.until_ns:
             second, rest_ns = divmod(time.time_ns(), _SECOND_NS)
             self._field = b"date: %b\r\n" % formatdate(second, usegmt=True).encode("ascii")
-            self._until_ns = now_ns + _SECOND_NS - rest_ns
+            self.until_ns = now_ns + _SECOND_NS - rest_ns
         return self._field

@@ -329,7 +329,7 @@ class _AlikeCrowd(Crowd):
                 self._request(call, text).fail(error)
                 continue
             if call.open:
-                call.responder.reply(call, parts, len(parts[2]))
+                call.responder.reply(call, parts, sum(map(len, parts[1:])))
                 answered += 1
         inflight = self._work.inflight
         if inflight is not None:

@@ -479,7 +479,7 @@ class _Request:
             return False
         if self._counted:
             self.end(None)
-        call.responder.reply(call, parts, len(parts[2]))
+        call.responder.reply(call, parts, sum(map(len, parts[1:])))
         return True
 
     def _done_soon(self, result: TextResult) -> None:

@@ -88,7 +88,7 @@ class RestPlan(Plan):
         head, text = constant
         parts = tuple(OutputPart(b"", index, size) for index, size in zip(request.outputs, sizes, strict=True))
         single, single_size = (parts[0].index, parts[0].size) if len(parts) == 1 else (-1, 0)
-        length = len(head) + 2 + len(text) + sum(sizes)
+        length = len(text) + sum(sizes)
         self.fixed_template = Template(head, text, parts, single, single_size, length)
         return self.fixed_template
 

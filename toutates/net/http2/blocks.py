@@ -6,11 +6,12 @@ as long as the date is the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
-from toutates.h2grpc.headers import encode_block
+from toutates.h2grpc.headers import ResponseBlock
+from toutates.h2grpc.stream import NEVER
 from toutates.http1.responses import status_line
+from toutates.net.http_date import HttpDate
 
 __all__ = ["Blocks"]
 
@@ -24,40 +25,45 @@ class Blocks:
     """The header blocks of one worker.
 
     Args:
-        fields: gives the fields that every answer has, as HTTP/1.1 sends them; None for none.
+        date: gives the field that every answer has; None for none.
+
+    Attributes:
+        known: by the head as HTTP/1.1 has it.
+        until_ns: until when these are good, on the clock of the date.
     """
 
-    __slots__ = ("_common", "_fields", "_known")
+    __slots__ = ("_date", "_field", "known", "until_ns")
 
-    def __init__(self, fields: Callable[[], bytes] | None) -> None:
-        self._fields = fields
-        self._common = b""
-        #: by the head as HTTP/1.1 has it
-        self._known: dict[bytes, bytes] = {}
+    def __init__(self, date: HttpDate | None) -> None:
+        self._date = date
+        self._field = b""
+        self.known: dict[bytes, ResponseBlock] = {}
+        self.until_ns = NEVER if date is None else date.until_ns
 
-    def of(self, head: bytes) -> bytes:
+    def of(self, head: bytes) -> ResponseBlock:
         """The block of an answer with this head, which has its status line, and not its empty line."""
-        if self._fields is not None:
-            common = self._fields()
-            if common is not self._common:
-                self._common = common
-                self._known.clear()
-        block = self._known.get(head)
+        if self._date is not None:
+            field = self._date()
+            if field is not self._field:
+                self._field = field
+                self.known.clear()
+            self.until_ns = self._date.until_ns
+        block = self.known.get(head)
         return self._make(head) if block is None else block
 
-    def of_fields(self, status: int, fields: bytes) -> bytes:
+    def of_fields(self, status: int, fields: bytes) -> ResponseBlock:
         """The same of an answer with a status and fields."""
         return self.of(status_line(status) + fields)
 
-    def _make(self, head: bytes) -> bytes:
+    def _make(self, head: bytes) -> ResponseBlock:
         first, _, fields = head.partition(b"\r\n")
         pairs = [(b":status", first[_STATUS_AT : _STATUS_AT + 3])]
-        for line in (fields + self._common).split(b"\r\n")[:-1]:
+        for line in (fields + self._field).split(b"\r\n")[:-1]:
             name, _, value = line.partition(b":")
             pairs.append((name.lower(), value.strip(b" \t")))
-        block = encode_block(pairs)
+        block = ResponseBlock(pairs)
         if len(head) <= LONGEST:
-            if len(self._known) >= MOST:
-                self._known.clear()
-            self._known[head] = block
+            if len(self.known) >= MOST:
+                self.known.clear()
+            self.known[head] = block
         return block

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from toutates.h2grpc.frames import ErrorCodes
 from toutates.h2grpc.header_field import HeaderField
+from toutates.h2grpc.headers import ResponseBlock
 from toutates.h2grpc.plain import PlainCall
 from toutates.h2grpc.status import LimitExceeded
 from toutates.h2grpc.stream import Buffer
@@ -18,6 +19,7 @@ from toutates.net.http1.call import HttpCall
 from toutates.net.http1.service import Handler, fail_call, http_limits, refusals
 from toutates.net.http2.blocks import Blocks
 from toutates.net.http2.heads import read_head, unread_head
+from toutates.net.http_date import HttpDate
 from toutates.net.side_thread import outcome_of
 from toutates.net.worker import Worker
 from toutates.system.errors import Cancelled, Overloaded, RequestError
@@ -37,13 +39,13 @@ class PlainHttp:
     Args:
         worker: whose connections these are.
         handler: answers the requests.
-        fields: gives the fields that every answer has, such as its date; None for none.
+        date: of answers; None for none.
     """
 
-    def __init__(self, worker: Worker, handler: Handler, fields: Callable[[], bytes] | None = None) -> None:
+    def __init__(self, worker: Worker, handler: Handler, date: HttpDate | None = None) -> None:
         self.worker = worker
         self.handler = handler
-        self.blocks = Blocks(fields)
+        self.blocks = Blocks(date)
         self.write_refusal = refusals(worker, handler)
         self._limits: Limits | None = None
 
@@ -57,6 +59,7 @@ class PlainHttp:
             return unread_head(fields, refusal), 0
         admit_head(head, self.handler.admit)
         head.max_body_size = min(head.max_body_size, self._limits.max_body_size)
+        head.plain = head.refusal is None and not head.coding
         return head, COST_OF_END if head.refusal is not None and head.refusal.ends else 0
 
     def handle(self, link: Any, call: PlainCall) -> None:
@@ -78,6 +81,7 @@ class StreamAnswers:
         self._plain = plain
         self._worker = plain.worker
         self._blocks = plain.blocks
+        self._known = plain.blocks.known
         self._call_class = plain.handler.call_class
         self._most_queued = plain.worker.limits.max_queued_bytes
         self._queue = connection.queue
@@ -96,9 +100,8 @@ class StreamAnswers:
         request = self._call_class(head, call.buffer, self)
         request.stream = call
         call.context = request
-        call.on_closed = _end_request
         call.buffer = b""
-        if call.problem is not None or head.refusal is not None or head.coding:
+        if call.problem is not None or not head.plain:
             self._handle_rest(request, call)
             return
         try:
@@ -213,9 +216,15 @@ class StreamAnswers:
     # --- answers -----------------------------------------------------------------------------------------------------
 
     def reply(self, request: HttpCall, parts: Sequence[Buffer], length: int) -> None:
-        """See ``http1.Responder``."""
-        if request.open:
-            self._respond(request, self._blocks.of(bytes(parts[0])), parts[1:])
+        """See ``http1.Responder``. ``_respond`` and ``Blocks.of`` are written out for what nearly always comes."""
+        if not request.open:
+            return
+        request.open = False
+        call = request.stream
+        call.context = None
+        head: Any = parts[0]
+        block = self._known.get(head) if self._worker.now_ns < self._blocks.until_ns else None
+        self._responder.respond(call, self._blocks.of(head) if block is None else block, parts[1:], length)
 
     def respond(self, request: HttpCall, status: int, fields: bytes, body: bytes) -> None:
         """See ``http1.Responder``."""
@@ -225,11 +234,11 @@ class StreamAnswers:
         """See ``http1.Responder``."""
         self._respond(request, self._blocks.of_fields(200, fields), parts)
 
-    def _respond(self, request: HttpCall, block: bytes, parts: Sequence[Buffer]) -> None:
+    def _respond(self, request: HttpCall, block: ResponseBlock, parts: Sequence[Buffer]) -> None:
         request.open = False
         call = request.stream
         call.context = None  # which would keep one another
-        self._responder.respond(call, block, parts)
+        self._responder.respond(call, block, parts, sum(map(len, parts)))
 
     def begin(self, request: HttpCall, status: int, fields: bytes) -> None:
         """See ``http1.Responder``."""
@@ -245,11 +254,3 @@ class StreamAnswers:
         call = request.stream
         call.context = None
         self._responder.end_pieces(call)
-
-
-def _end_request(call: PlainCall) -> None:
-    """A stream is closed: no answer reaches its client any more."""
-    request = call.context
-    if request is not None:
-        request.open = False
-        call.context = None

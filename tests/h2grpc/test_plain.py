@@ -1,0 +1,331 @@
+"""Requests that are no gRPC: bodies and answers as bytes of HTTP/2, with nothing of HTTP above them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from h2.settings import SettingCodes
+
+from tests.h2grpc.support import (
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    ENHANCE_YOUR_CALM,
+    HEADERS,
+    NO_ERROR,
+    PROTOCOL_ERROR,
+    RST_STREAM,
+    WINDOW_UPDATE,
+    Frame,
+    Server,
+    block,
+    data,
+    describe,
+    headers,
+    rst_stream,
+    unary,
+    window_update,
+)
+from toutates.h2grpc import Limits, PlainCall
+from toutates.h2grpc.header_field import HeaderField
+from toutates.h2grpc.headers import ResponseBlock, encode_block
+from toutates.h2grpc.shared import Shared
+from toutates.h2grpc.status import LimitExceeded
+
+ANSWER = ResponseBlock([(b":status", b"200")])
+
+
+@dataclass
+class Verdict:
+    """A ``PlainHead``."""
+
+    max_body_size: int = 1_000
+    refusal: Any = None
+    expects_continue: bool = False
+
+
+@dataclass
+class Judge:
+    """Judges by the path, and notes how often."""
+
+    asked: list[bytes] = field(default_factory=list)
+
+    def __call__(self, fields: Sequence[HeaderField], size: int) -> tuple[Verdict, int]:
+        path = next(one.value for one in fields if one.name == b":path")
+        self.asked.append(path)
+        verdict = Verdict(
+            max_body_size=100_000 if path == b"/large" else 1_000,
+            refusal="no" if path in (b"/refused", b"/dear") else None,
+            expects_continue=path == b"/continue",
+        )
+        return verdict, 100 if path == b"/dear" else 0
+
+
+def head(path: str = "/", *extra: tuple[str, str], method: str = "POST") -> bytes:
+    pseudo = [(":method", method), (":scheme", "http"), (":path", path), (":authority", "test")]
+    return block([*pseudo, *extra])
+
+
+def opened(limits: Limits | None = None, judge: Judge | None = None, shared: Shared | None = None) -> Server:
+    return Server.opened(limits, admit=judge or Judge(), shared=shared)
+
+
+def plain(server: Server, octets: bytes) -> PlainCall:
+    [event] = server.receive(octets)
+    assert isinstance(event, PlainCall)
+    return event
+
+
+def frames_of(server: Server, *kinds: int) -> list[Frame]:
+    return [one for one in server.frames() if one.type in kinds]
+
+
+def respond(server: Server, call: PlainCall, *parts: bytes) -> list[Frame]:
+    server.sent()
+    server.connection.responder.respond(call, ANSWER, parts, sum(map(len, parts)))
+    return frames_of(server, HEADERS, DATA, RST_STREAM)
+
+
+BODIES: list[tuple[str, bytes, bytes]] = [
+    ("whole", headers(1, head()) + data(1, b"body", END_STREAM), b"body"),
+    ("with its length", headers(1, head("/", ("content-length", "4"))) + data(1, b"body", END_STREAM), b"body"),
+    ("in pieces", headers(1, head()) + data(1, b"bo") + data(1, b"dy", END_STREAM), b"body"),
+    ("ended later", headers(1, head()) + data(1, b"body") + data(1, b"", END_STREAM), b"body"),
+    ("empty", headers(1, head()) + data(1, b"", END_STREAM), b""),
+    ("none", headers(1, head(), END_HEADERS | END_STREAM), b""),
+    ("trailers", headers(1, head()) + data(1, b"body") + headers(1, block([("x", "y")]), 5), b"body"),
+    ("padded", headers(1, head()) + data(1, b"\x02body\0\0", END_STREAM | 8), b"body"),
+    ("large", headers(1, head("/large")) + data(1, bytes(9_000)) * 9 + data(1, b"x", END_STREAM), bytes(81_000) + b"x"),
+]
+
+
+@pytest.mark.parametrize(("octets", "body"), [one[1:] for one in BODIES], ids=[one[0] for one in BODIES])
+def test_a_body_is_what_came_however_it_is_cut(octets: bytes, body: bytes) -> None:
+    whole = opened()
+    assert describe(whole.receive(octets + unary(3))) == [("plain", 1, body, None), ("unary", 3, b"hello")]
+    assert whole.connection.held_bytes <= 2 * 1_024  # of the two calls
+    for step in (1, 7, 100) if len(octets) < 1_000 else (1_000,):
+        cut = opened()
+        events = [event for at in range(0, len(octets), step) for event in cut.receive(octets[at : at + step])]
+        assert describe(events) == [("plain", 1, body, None)]
+        assert cut.connection.held_bytes <= 1_024
+
+
+def test_a_head_is_judged_once_for_all_requests_with_the_same_octets() -> None:
+    judge = Judge()
+    server = opened(judge=judge)
+    for number in range(1, 9, 2):
+        respond(server, plain(server, headers(number, head("/a")) + data(number, b"x", END_STREAM)), b"y")
+    assert judge.asked == [b"/a"]
+    for number in range(9, 15, 2):
+        respond(server, plain(server, headers(number, head("/dear"))), b"no")
+    assert judge.asked == [b"/a", *[b"/dear"] * 3]
+
+
+def test_judgements_that_are_kept_are_few() -> None:
+    judge = Judge()
+    server = opened(judge=judge)
+    for number in range(1_000):
+        stream_id = 2 * number + 1
+        respond(server, plain(server, headers(stream_id, head(f"/{number}")) + data(stream_id, b"", END_STREAM)), b"y")
+    assert len(server.connection.header_reader.memory) <= 32
+
+
+def test_answers_are_headers_and_data_that_ends_the_stream() -> None:
+    server = opened()
+    call = plain(server, headers(1, head()) + data(1, b"x", END_STREAM))
+    assert respond(server, call, b"a", b"", b"bc") == [
+        Frame(HEADERS, END_HEADERS, 1, ANSWER.octets),
+        Frame(DATA, END_STREAM, 1, b"abc"),
+    ]
+    assert not call.open
+    call = plain(server, headers(3, head(), END_HEADERS | END_STREAM))
+    assert respond(server, call, b"") == [Frame(HEADERS, END_HEADERS | END_STREAM, 3, ANSWER.octets)]
+    assert server.connection.open_calls == 0
+    assert server.alive
+
+
+def test_a_header_block_that_is_longer_than_a_frame() -> None:
+    server = opened()
+    call = plain(server, headers(1, head()) + data(1, b"x", END_STREAM))
+    long = ResponseBlock([(b":status", b"200"), (b"x-long", bytes(40_000))])
+    server.sent()
+    server.connection.responder.respond(call, long, (b"abc",), 3)
+    sent = server.frames()
+    assert [one.type for one in sent] == [HEADERS, CONTINUATION, CONTINUATION, DATA]
+    assert b"".join(one.payload for one in sent[:3]) == long.octets
+    assert sent[3] == Frame(DATA, END_STREAM, 1, b"abc")
+
+
+def test_an_answer_beyond_the_window_waits_for_it() -> None:
+    server = Server.opened(None, (SettingCodes.INITIAL_WINDOW_SIZE, 10), admit=Judge())
+    call = plain(server, headers(1, head()) + data(1, b"x", END_STREAM))
+    ended: list[Any] = []
+    call.on_closed = ended.append
+    assert [one.payload for one in respond(server, call, bytes(15), b"end")][1:] == [bytes(10)]
+    assert server.connection.awaits_window == 8
+    assert ended == []
+    server.receive(window_update(1, 100))
+    assert frames_of(server, DATA) == [Frame(DATA, END_STREAM, 1, bytes(5) + b"end")]
+    assert ended == [call]
+
+
+def test_an_answer_in_pieces() -> None:
+    server = Server.opened(None, (SettingCodes.INITIAL_WINDOW_SIZE, 4), admit=Judge())
+    responder = server.connection.responder
+    for stream_id, credit in ((1, 0), (3, 100)):
+        call = plain(server, headers(stream_id, head(), END_HEADERS | END_STREAM))
+        server.sent()
+        responder.begin(call, ANSWER)
+        responder.send_piece(call, b"abc")
+        responder.send_piece(call, b"def")
+        if credit:
+            server.receive(window_update(stream_id, credit))
+        responder.end_pieces(call)
+        if not credit:
+            server.receive(window_update(stream_id, 100))
+        sent = frames_of(server, HEADERS, DATA)
+        assert b"".join(one.payload for one in sent[1:]) == b"abcdef"
+        assert [one.flags for one in sent][-1] == END_STREAM
+        assert END_STREAM not in [one.flags for one in sent][:-1]
+        assert server.connection.open_calls == 0
+
+
+def test_an_answer_before_the_end_of_the_request_resets_it_without_an_error() -> None:
+    server = opened()
+    call = plain(server, headers(1, head("/refused")))
+    assert call.head.plain.refusal == "no"
+    assert server.receive(data(1, bytes(10))) == []  # dropped
+    last = respond(server, call, b"no")[-1]
+    assert (last.type, last.code) == (RST_STREAM, NO_ERROR)
+    assert server.receive(data(1, bytes(10), END_STREAM)) == []
+    assert server.alive
+
+
+def test_a_refused_request_that_has_ended_is_told_once() -> None:
+    server = opened()
+    assert describe(server.receive(headers(1, head("/refused")) + data(1, b"x", END_STREAM))) == [
+        ("plain", 1, b"", None)
+    ]
+
+
+def test_who_waits_is_told_to_go_on() -> None:
+    server = opened()
+    assert server.receive(headers(1, head("/continue"))) == []
+    [interim] = frames_of(server, HEADERS)
+    assert (interim.flags, interim.payload) == (END_HEADERS, encode_block([(b":status", b"100")]))
+    assert describe(server.receive(data(1, b"x", END_STREAM))) == [("plain", 1, b"x", None)]
+
+
+@pytest.mark.parametrize("step", [1, 1_000])
+def test_a_body_above_its_bound_is_told_and_not_kept(step: int) -> None:
+    server = opened()
+    server.receive(headers(1, head()))
+    events = [event for _ in range(0, 3_000, step) for event in server.receive(data(1, bytes(step)))]
+    assert describe(events) == [("plain", 1, b"", "message_size")]
+    assert server.connection.held_bytes <= 1_024
+    [call] = events
+    assert isinstance(call, PlainCall)
+    respond(server, call, b"too much")
+    assert server.alive
+
+
+def test_bodies_are_counted_for_their_connection_and_for_the_server() -> None:
+    shared = Shared(buffer_bytes=100_000)
+    server = opened(Limits(max_buffered_bytes=3_000), shared=shared)
+    for number in range(1, 7, 2):
+        assert server.receive(headers(number, head()) + data(number, bytes(900))) == []
+    assert server.connection.held_bytes >= 2_700
+    assert shared.budget.used >= 2_700
+    assert describe(server.receive(headers(7, head()) + data(7, bytes(900)))) == [
+        ("plain", 7, b"", "connection_buffer")
+    ]
+    server.receive(b"".join(rst_stream(number) for number in range(1, 9, 2)))
+    assert shared.budget.used == 0
+    other = opened(shared=shared)
+    shared.budget.used += 100_001
+    assert describe(other.receive(headers(1, head()) + data(1, bytes(9)))) == [("plain", 1, b"", "server_buffer")]
+
+
+def test_what_a_handler_keeps_is_counted_until_the_answer_is_sent() -> None:
+    server = opened(Limits(max_buffered_bytes=3_000))
+    responder = server.connection.responder
+    call = plain(server, headers(1, head()) + data(1, b"x", END_STREAM))
+    responder.hold(call, 2_000)
+    assert server.connection.held_bytes >= 2_000
+    with pytest.raises(LimitExceeded):
+        responder.hold(call, 4_000)
+    respond(server, call, b"y")
+    assert server.connection.held_bytes == 0
+
+
+def test_a_reset_in_the_same_read_leaves_no_request() -> None:
+    server = opened()
+    assert server.receive(headers(1, head()) + data(1, b"x", END_STREAM) + rst_stream(1)) == []
+
+
+def test_a_reset_closes_a_request_that_waits() -> None:
+    server = opened()
+    call = plain(server, headers(1, head()) + data(1, b"x", END_STREAM))
+    ended: list[Any] = []
+    call.on_closed = ended.append
+    server.receive(rst_stream(1))
+    assert (call.open, ended) == (False, [call])
+    assert respond(server, call, b"late") == []
+
+
+@pytest.mark.parametrize(
+    "octets",
+    [
+        headers(1, head("/", ("content-length", "3"))) + data(1, b"1234", END_STREAM),
+        headers(1, head("/", ("content-length", "5"))) + data(1, b"1234", END_STREAM),
+        headers(1, head("/", ("content-length", "5"))) + data(1, b"1234") + headers(1, block([("x", "y")]), 5),
+        headers(1, head("/", ("content-length", "1")), END_HEADERS | END_STREAM),
+        headers(1, head("/", ("transfer-encoding", "chunked"))),
+        headers(1, head(method="CONNECT")),
+    ],
+)
+def test_what_is_malformed_is_reset_and_never_told(octets: bytes) -> None:
+    server = opened()
+    assert server.receive(octets) == []
+    [reset] = frames_of(server, RST_STREAM)
+    assert (reset.stream_id, reset.code) == (1, PROTOCOL_ERROR)
+    assert server.alive
+
+
+def test_refusals_that_cost_much_end_the_connection() -> None:
+    server = opened()
+    for number in range(1, 41, 2):
+        for event in server.receive(headers(number, head("/dear"))):
+            if isinstance(event, PlainCall):
+                respond(server, event, b"no")
+        if server.connection.closed:
+            break
+    assert server.connection.closed
+    assert number == 21  # ten of them
+    assert server.limit_hits["resets"] == 1
+
+
+def test_an_answer_that_is_too_much_for_the_server_resets_its_stream_alone() -> None:
+    shared = Shared(buffer_bytes=10_000)
+    server = Server.opened(None, (SettingCodes.INITIAL_WINDOW_SIZE, 0), admit=Judge(), shared=shared)
+    call = plain(server, headers(1, head(), END_HEADERS | END_STREAM))
+    last = respond(server, call, bytes(20_000))[-1]
+    assert (last.type, last.code) == (RST_STREAM, ENHANCE_YOUR_CALM)
+    assert shared.budget.used == 0
+    assert server.alive
+
+
+def test_windows_are_given_back_for_a_body_that_is_dropped() -> None:
+    server = opened(Limits(stream_window=65_535, connection_window=65_535))
+    [call] = server.receive(headers(1, head("/refused")))
+    for _ in range(20):
+        server.receive(data(1, bytes(16_000)))
+    updates = frames_of(server, WINDOW_UPDATE)
+    assert sum(int.from_bytes(one.payload, "big") for one in updates if one.stream_id == 0) >= 20 * 16_000 - 65_535
+    assert isinstance(call, PlainCall)
+    assert server.alive
