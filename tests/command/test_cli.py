@@ -83,7 +83,7 @@ EFFECTS: Final[list[tuple[str, str, str, object]]] = [
     ("--executor-threads", "3", "executor_threads", 3),
     ("--metrics-models", "7", "metrics_models", 7),
     ("--cpu-pinning", f"{CPU},{CPU}-{CPU}", "cpu_pinning", (CPU,)),
-    ("--reuse-port", "true", "reuse_port", True),
+    ("--reuse-port", "true", "shared_ports", ("grpc", "http")),
     ("--processes", "3", "processes", 3),
     ("--max-concurrent-connections", "6", "max_concurrent_connections", 6),
     ("--max-concurrent-streams", "8", "limits", Limits(max_concurrent_streams=8)),

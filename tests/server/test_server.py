@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -311,6 +311,19 @@ def test_a_port_in_use_is_refused(repository: Path, workers: int) -> None:
         f"--grpc-addr: cannot listen: Address already in use (got '{address}'); "
         "choose an address of this machine and a port that is free"
     )
+
+
+@pytest.mark.parametrize(("shared", "other"), [("grpc", "http"), ("http", "grpc")])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_port_that_is_shared_leaves_the_other_alone(repository: Path, shared: str, other: str, workers: int) -> None:
+    with ExitStack() as held:
+        ports = [held.enter_context(socket.create_server(("127.0.0.1", 0), reuse_port=True)) for _ in range(2)]
+        grpc, http = (Address("127.0.0.1", one.getsockname()[1]) for one in ports)
+        options = options_of(
+            repository, grpc_addr=grpc, http_addr=http, shared_ports=(shared,), processing_cores=workers
+        )
+        with pytest.raises(ConfigurationError, match=f"--{other}-addr: cannot listen: Address already in use"):
+            server_module.run(options)
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])

@@ -36,6 +36,7 @@ from toutates.command.values import (
     seconds,
     seconds_or_never,
     share,
+    shared_ports,
     url_prefixes,
     whole,
     whole_or_auto,
@@ -318,11 +319,12 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
         Flag("grpc-addr", "ADDR", "serve gRPC on this HOST:PORT", "0.0.0.0:8001", address),
         Flag(
             "reuse-port",
-            "BOOL",
-            "share the ports of gRPC and HTTP with other servers of the same user that do so too",
+            "WHICH",
+            "share ports with servers of the same user that do so too: true (both), grpc, http or false",
             "false",
-            boolean,
+            shared_ports,
             bare="true",
+            option="shared_ports",
         ),
         Flag(
             "limit",

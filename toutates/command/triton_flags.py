@@ -142,7 +142,7 @@ _ROWS: Final = (
     ),
     TritonFlag("grpc-address", "the host of `--grpc-addr`, by default `0.0.0.0`"),
     TritonFlag("grpc-port", "the port of `--grpc-addr`, by default 8001", read=_port),
-    TritonFlag("reuse-grpc-port", "`--reuse-port`, which is for the ports of gRPC and HTTP alike", read=boolean),
+    TritonFlag("reuse-grpc-port", "`--reuse-port grpc`; `true` with the other flag", read=boolean),
     TritonFlag("grpc-restricted-protocol", "no restriction by default"),
     TritonFlag("grpc-header-forward-pattern", "Python models read them as parameters; names in any case"),
     TritonFlag(
@@ -207,7 +207,7 @@ _ROWS: Final = (
     TritonFlag("allow-http", "`false` is `--http-addr off`; the port of gRPC serves HTTP as well", read=boolean),
     TritonFlag("http-address", "the host of `--http-addr`, by default `0.0.0.0`"),
     TritonFlag("http-port", "the port of `--http-addr`, by default 8000", read=_port),
-    TritonFlag("reuse-http-port", "`--reuse-port`, which is for the ports of gRPC and HTTP alike", read=boolean),
+    TritonFlag("reuse-http-port", "`--reuse-port http`; `true` with the other flag", read=boolean),
     TritonFlag("http-thread-count", "`--processing-cores` sets the number of workers", _NONE),
     TritonFlag("http-max-input-size", "64 MiB by default"),
     TritonFlag("http-header-forward-pattern", "Python models read them as parameters; names in any case"),

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from toutates.command.flags import FLAGS
 from toutates.command.triton_flags import TRITON_FLAGS, TritonFlag, Verdict, effect
-from toutates.system.address import Address
+from toutates.system.address import INFERENCE_PORTS, Address
 from toutates.system.errors import ConfigurationError
 
 __all__ = ["GRPC_CERT", "PROGRAM", "Translation", "defaults_of"]
@@ -55,8 +55,10 @@ class Translation:
         self.problems: list[ConfigurationError] = []
         #: Of flags that are read together with others, the values.
         self._values: dict[str, list[Any]] = {}
+        off = _of_ports_that_are_off(given)
         for name, texts in given.items():
-            self._take(TRITON_FLAGS[name], texts)
+            if name not in off:
+                self._take(TRITON_FLAGS[name], texts)
         self._read_addresses(_metrics_host(given))
         self._read_sharing()
         self._read_log_level()
@@ -112,7 +114,9 @@ class Translation:
     def _read_sharing(self) -> None:
         given = self._given("reuse-grpc-port", "reuse-http-port")
         if given:
-            self._put("reuse-port", ["true" if any(self._last(name, False) for name in given) else "false"], *given)
+            chosen = [about for about in INFERENCE_PORTS if self._last(f"reuse-{about}-port", False)]
+            text = chosen[0] if len(chosen) == 1 else str(bool(chosen)).lower()
+            self._put("reuse-port", [text], *given)
 
     def _read_log_level(self) -> None:
         given = self._given("log-verbose", "log-info", "log-warning")
@@ -225,6 +229,19 @@ def _name_of(text: str) -> str:
 def _plain(note: str) -> str:
     """A note of the table without its Markdown."""
     return _LINK.sub(r"\1", note).replace("`", "")
+
+
+def _of_ports_that_are_off(given: Mapping[str, Sequence[str]]) -> set[str]:
+    """Flags that say where to listen, and are not looked at: scripts switch a port off and leave them as they are."""
+    found = set()
+    for about in ("http", "metrics"):  # gRPC is always on
+        try:
+            is_on = TRITON_FLAGS[f"allow-{about}"].read(given.get(f"allow-{about}", ["true"])[-1])
+        except argparse.ArgumentTypeError:
+            is_on = True
+        if not is_on:
+            found |= {f"{about}-address", f"{about}-port"}
+    return found
 
 
 def _metrics_host(given: Mapping[str, Sequence[str]]) -> str:

@@ -17,7 +17,7 @@ from toutates.backends.onnx.provider_names import PROVIDERS
 from toutates.models.caching import LEAST_CACHE_BYTES
 from toutates.models.repository import not_a_model_name
 from toutates.models.turns import EXECUTION_COUNT, Limit
-from toutates.system.address import Address, parse_address
+from toutates.system.address import INFERENCE_PORTS, Address, parse_address
 from toutates.system.errors import ConfigurationError
 from toutates.system.logs.levels import parse_levels
 from toutates.system.topology import allowed_cpus, format_cpu_list, parse_cpu_list
@@ -44,6 +44,7 @@ __all__ = [
     "seconds",
     "seconds_or_never",
     "share",
+    "shared_ports",
     "whole",
     "whole_or_auto",
 ]
@@ -221,6 +222,17 @@ def origins(text: str) -> tuple[str, ...]:
                 remedy="write a scheme, a host and perhaps a port: https://app.example",
             )
     return found
+
+
+def shared_ports(text: str) -> tuple[str, ...]:
+    """Which ports are shared: one by its name, or both, or none, by a boolean."""
+    if text in INFERENCE_PORTS:
+        return (text,)
+    try:
+        return INFERENCE_PORTS if boolean(text) else ()
+    except argparse.ArgumentTypeError:
+        choices = ", ".join(INFERENCE_PORTS)
+        raise argparse.ArgumentTypeError(f"{text!r} is not true or false, or one of {choices}") from None
 
 
 def model_name(text: str) -> str:

@@ -45,13 +45,13 @@ def open_listeners(options: Options, workers: int) -> Iterator[Listeners]:
         ConfigurationError: an address is in use, or not of this machine.
     """
     with ExitStack() as opened:
-        shared = options.reuse_port
-        grpc = bind(options.grpc_addr, "--grpc-addr", sockets=workers, shared=shared)
+        shared = options.shared_ports
+        grpc = bind(options.grpc_addr, "--grpc-addr", sockets=workers, shared="grpc" in shared)
         for listener in grpc:
             opened.enter_context(closing(listener))
         http: list[socket.socket] = []
         if options.http_addr is not None:
-            http = bind(options.http_addr, "--http-addr", sockets=workers, shared=shared, otherwise=OR_OFF)
+            http = bind(options.http_addr, "--http-addr", sockets=workers, shared="http" in shared, otherwise=OR_OFF)
         for listener in http:
             opened.enter_context(closing(listener))
         monitoring = None

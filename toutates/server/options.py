@@ -107,7 +107,7 @@ class Options:
         grpc_forwarded: names of metadata that models get as parameters; None for none.
         tls: None for plaintext on all ports.
         tracing: where traces go, and what is traced.
-        reuse_port: whether other servers of the same user may listen on the ports of gRPC and REST too.
+        shared_ports: those that other servers of the same user may listen on too: "grpc", "http", or both.
         http_addr: address of REST; None for none but that of gRPC, which serves REST too.
         rest: of REST.
         torchserve: TorchServe's APIs; None for none.
@@ -171,7 +171,7 @@ class Options:
     grpc_forwarded: re.Pattern[str] | None = None
     tls: TlsFiles | None = None
     tracing: TraceOptions = field(default_factory=TraceOptions)
-    reuse_port: bool = False
+    shared_ports: tuple[str, ...] = ()
     http_addr: Address | None = Address("0.0.0.0", 8000)
     rest: RestSettings = field(default_factory=RestSettings)
     torchserve: TorchServeOptions | None = None
@@ -191,6 +191,11 @@ class Options:
     access_log_rate: float = 0.0
     shows_client: bool = False
     warnings: tuple[str, ...] = ()
+
+    @property
+    def reuse_port(self) -> bool:
+        """Whether other servers of the same user may listen on one of the ports at least."""
+        return bool(self.shared_ports)
 
     @property
     def rest_tls(self) -> bool:

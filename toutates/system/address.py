@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
+from typing import Final
 
 from toutates.system.errors import ConfigurationError
 
-__all__ = ["Address", "is_loopback", "names_loopback", "parse_address"]
+__all__ = ["INFERENCE_PORTS", "Address", "is_loopback", "names_loopback", "parse_address"]
+
+#: The names of the ports that inference is asked for by, as flags have them: --grpc-addr and --http-addr.
+INFERENCE_PORTS: Final = ("grpc", "http")
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ def test_what_bounds_the_server_is_divided_and_the_rest_is_not() -> None:
     changed = {
         *("processes", "processing_cores", "max_inflight_requests", "max_concurrent_connections"),
         *("max_buffered_bytes", "warnings", "server_id", "model_repositories"),
-        *("reuse_port", "grpc_addr", "http_addr", "metrics_addr"),
+        *("shared_ports", "grpc_addr", "http_addr", "metrics_addr"),
     }
     default = Options((Path("models"),))
     for one in parts:

@@ -171,15 +171,16 @@ class Parent:
         """Bind sockets that do not listen, so that the ports stay ours whichever processes there are."""
         options = self._options
         found: list[Address | None] = []
-        for address, flag, otherwise in (
-            (options.grpc_addr, "--grpc-addr", ""),
-            (options.http_addr, "--http-addr", OR_OFF),
+        for name, address, flag, otherwise in (
+            ("grpc", options.grpc_addr, "--grpc-addr", ""),
+            ("http", options.http_addr, "--http-addr", OR_OFF),
         ):
             if address is None:
                 found.append(None)
                 continue
             # Two, since one that is bound for several refuses a port that another server has.
-            for one in bind(address, flag, sockets=2, shared=options.reuse_port, otherwise=otherwise):
+            shared = name in options.shared_ports
+            for one in bind(address, flag, sockets=2, shared=shared, otherwise=otherwise):
                 sockets.enter_context(closing(one))
             found.append(replace(address, port=one.getsockname()[1]))
         grpc, http = found

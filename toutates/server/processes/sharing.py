@@ -11,7 +11,7 @@ from toutates.infer.inflight import share
 from toutates.infer.regions import FLAG as REGIONS_FLAG
 from toutates.server.options import Options, TorchServeOptions
 from toutates.server.thread_plan import plan_threads
-from toutates.system.address import Address
+from toutates.system.address import INFERENCE_PORTS, Address
 from toutates.system.cpu_quota import usable_cpus
 from toutates.system.errors import ConfigurationError
 from toutates.system.interpreter import gil_enabled
@@ -73,7 +73,7 @@ def shared_options(options: Options, grpc_addr: Address, http_addr: Address | No
         replace(
             options,
             processes=1,
-            reuse_port=True,
+            shared_ports=INFERENCE_PORTS,
             grpc_addr=grpc_addr,
             http_addr=http_addr,
             metrics_addr=None,
