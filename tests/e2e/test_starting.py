@@ -111,7 +111,8 @@ def test_rest_is_answered_with_503_until_the_server_serves_and_connections_go_on
         post("/predictions/m", BODY),
         get("/nothing"),
     ]
-    with starting(tmp_path, *more) as server, ExitStack() as opened:
+    page = "https://app.example"
+    with starting(tmp_path, f"--cors-origin={page}", *more) as server, ExitStack() as opened:
         peers = [opened.enter_context(peer_of(server.rest)) for _ in asked]
         bodies = [json.loads(assert_starting(peer, request)) for peer, request in zip(peers, asked, strict=True)]
         assert bodies[2] == {"error": "the server is starting"}
@@ -123,6 +124,10 @@ def test_rest_is_answered_with_503_until_the_server_serves_and_connections_go_on
         with peer_of(server.rest) as long:
             assert_starting(long, post(INFER, b"x" * 100_000))
             assert long.ended()  # nobody reads so much in vain
+        browser = opened.enter_context(peer_of(server.rest))
+        preflight = get("/v2", f"origin: {page}", "access-control-request-method: GET").replace(b"GET", b"OPTIONS", 1)
+        assert browser.ask(preflight).status == 204
+        assert browser.ask(get("/v2", f"origin: {page}")).fields["access-control-allow-origin"] == page
         half = opened.enter_context(peer_of(server.rest))
         half.sock.sendall(post(INFER, BODY)[:-10])
         assert not is_open(server.grpc)
@@ -131,6 +136,7 @@ def test_rest_is_answered_with_503_until_the_server_serves_and_connections_go_on
         statuses = [peer.ask(request).status for peer, request in zip(peers, asked, strict=True)]
         assert 503 not in statuses
         assert statuses[:3] == [200] * 3
+        assert browser.ask(get("/v2", f"origin: {page}")).fields["access-control-allow-origin"] == page
         assert manager.ask(get("/models")).document["models"][0]["modelName"] == "m"
         assert half.ask(post(INFER, BODY)[-10:]).status == 503  # it was let in by the start
         assert half.ask(post(INFER, BODY)).document["outputs"][0]["data"] == [2, 4, 6, 8]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import ceil
 from typing import Final
 
 from toutates.api.rest.answers import error_answer
 from toutates.api.rest.calls import Purpose, RestHttpCall
+from toutates.api.rest.cross_origin import CrossOrigin
 from toutates.api.text.handler import TextSettings, routes_of
 from toutates.api.text.problems import as_problem
 from toutates.api.torchserve.answers import Problem, problem_answer
@@ -37,13 +38,17 @@ class StartHandler:
     Args:
         form: of the answers.
         began_s: when the start began, by ``time.monotonic``.
+        cross_origin: origins whose pages may read the answers, see ``CrossOrigin``.
     """
 
     call_class: type[HttpCall] = RestHttpCall
 
-    def __init__(self, form: ErrorForm, began_s: float) -> None:
+    def __init__(self, form: ErrorForm, began_s: float, cross_origin: Sequence[str] = ()) -> None:
         self._form = form
         self._began_s = began_s
+        self._cross_origin = CrossOrigin(cross_origin) if cross_origin else None
+        if self._cross_origin is not None:
+            self.call_class = self._cross_origin.call_class
 
     def admit(self, head: Head) -> int:
         """See ``Handler``.
@@ -53,7 +58,8 @@ class StartHandler:
         """
         if not 0 <= head.body_size <= _MAX_BODY:
             raise Refused(_STATUS, STARTING, self._retry_after())
-        head.purpose = Purpose(self._refuse)
+        preflight = None if self._cross_origin is None else self._cross_origin.preflight(head)
+        head.purpose = Purpose(self._refuse if preflight is None else lambda call: call.reply(*preflight))
         return _MAX_BODY
 
     def fail(self, call: RestHttpCall, error: RequestError) -> None:

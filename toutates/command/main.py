@@ -36,6 +36,7 @@ from toutates.command.settings import Settings, read_settings, settings_of, tabl
 from toutates.command.triton_translation import PROGRAM
 from toutates.server.options import EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Options
 from toutates.system.address import parse_address
+from toutates.system.early_signals import let_signals_go
 from toutates.system.errors import ConfigurationError, ModelLoadError, RepositoryError, ToutatesError
 from toutates.system.interpreter import watch_gil
 from toutates.system.logs.levels import LogLevels
@@ -50,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the process's exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     write_anything()
+    if arguments and arguments[0] in COMMANDS:
+        let_signals_go()
     try:
         if arguments[:1] == ["probe"]:
             return _probe(arguments[1:])

@@ -9,18 +9,21 @@ import signal
 import socket
 import sys
 
-from toutates.command.main import prepare_onnxruntime
-from toutates.system.errors import ConfigurationError
-from toutates.system.interpreter import watch_gil
-from toutates.system.standard_streams import standard_streams
+from toutates.system.early_signals import hold_signals
 
 __all__ = ["main"]
 
 
 def main(descriptor: int) -> int:
     """Be the process; returns its exit code."""
+    hold_signals()
     # A terminal sends it to all processes; until this one listens to signals, its parent decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    from toutates.command.main import prepare_onnxruntime
+    from toutates.system.errors import ConfigurationError
+    from toutates.system.interpreter import watch_gil
+    from toutates.system.standard_streams import standard_streams
+
     watch_gil()  # before the extension modules below
     problem: ConfigurationError | None = None
     try:

@@ -108,10 +108,16 @@ class Connection:
 
     # --- from the peer -----------------------------------------------------------------------------------------------
 
-    def answer_by(self, admit: Callable[[Head], int], write_refusal: Callable[[Refused], tuple[bytes, bytes]]) -> None:
-        """Have heads to come looked at by another ``admit``, what was found out forgotten, and refusals so written."""
+    def answer_by(
+        self,
+        admit: Callable[[Head], int],
+        write_refusal: Callable[[Refused], tuple[bytes, bytes]],
+        make_request: Callable[[Head, bytes | bytearray, Answers], Request],
+    ) -> None:
+        """Have heads looked at, refusals written and requests made by others; heads are looked at anew."""
         self._admit = admit
         self.answers.write_refusal = write_refusal
+        self._make_request = make_request
         self._heads.clear()
         self.latest = None
 

@@ -81,6 +81,7 @@ from toutates.server.thread_plan import plan_threads
 from toutates.server.tracing import Tracing
 from toutates.server.workers import Workers
 from toutates.system.cuda import gpus_seen, load_cuda
+from toutates.system.early_signals import held_signals
 from toutates.system.errors import ConfigurationError
 from toutates.system.garbage import rare_full_collections
 from toutates.system.interpreter import describe_interpreter, gil_enabled, gil_problem
@@ -177,7 +178,9 @@ class Server:
         self._first_load = FirstLoad(
             options, self._placement, [name for name, _ in self._providers], self._logs, self.shutdown
         )
-        self._monitoring: Monitoring | None = None
+        self._monitoring: Monitoring
+        #: set once there is something to see of the server
+        self._watched = trio.Event()
         self._copies: Copies | None = None
         self.view: ServerView | None = None
         self.address: tuple[str, int] | None = None
@@ -220,6 +223,8 @@ class Server:
             try:
                 with trio.open_signal_receiver(*handled) as signals:
                     async with trio.open_nursery() as nursery:
+                        for number in held_signals():
+                            self._handle_signal(nursery, number)
                         nursery.start_soon(self._handle_signals, signals, nursery)
                         for files in self._replaced_files:
                             nursery.start_soon(files.watch)
@@ -262,8 +267,7 @@ class Server:
 
     def _handle_signal(self, nursery: trio.Nursery, number: int) -> None:
         if number == signal.SIGUSR2:
-            if self._monitoring is not None:
-                nursery.start_soon(self._monitoring.log_dump)
+            nursery.start_soon(self._log_dump)
         elif number == signal.SIGHUP:
             reload_now(self._replaced_files)
             if self._traffic is not None:
@@ -277,6 +281,10 @@ class Server:
                 how = "stopping now"
             logger.info("%s: %s", signal.Signals(number).name, how)
             self.stop()
+
+    async def _log_dump(self) -> None:
+        await self._watched.wait()
+        await self._monitoring.log_dump()
 
     async def _serve(self, listeners: Listeners, task_status: trio.TaskStatus[None]) -> None:
         """Load the models, and serve them until the shutdown has ended."""
@@ -302,6 +310,7 @@ class Server:
             if self._member is not None:
                 self._member.watch(self.view, readiness.changed)
             self._monitoring = Monitoring(self.view, self._logs)
+            self._watched.set()
             watched = self._monitoring.serving(
                 listeners.monitoring,
                 self._placement,

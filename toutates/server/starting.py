@@ -33,7 +33,8 @@ class StartServices:
 
     def __init__(self, worker: Worker, options: Options) -> None:
         self._worker, self._date, began_s = worker, HttpDate(worker), time.monotonic()
-        rest = StartHandler(form_of_rest(options.text, torchserve=options.torchserve is not None), began_s)
+        form = form_of_rest(options.text, torchserve=options.torchserve is not None)
+        rest = StartHandler(form, began_s, options.rest.cross_origin)
         management = StartHandler(form_of_torchserve, began_s)
         refused = NoMethods(GrpcError(Status.UNAVAILABLE, STARTING))
         self.grpc = grpc = GrpcService(

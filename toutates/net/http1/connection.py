@@ -86,9 +86,14 @@ class HttpConnection(Connection):
         self._leaving = False
         self._calls_begun = 0
 
-    def answer_by(self, admit: Callable[[Head], int], write_refusal: Callable[[Refused], tuple[bytes, bytes]]) -> None:
+    def answer_by(
+        self,
+        admit: Callable[[Head], int],
+        write_refusal: Callable[[Refused], tuple[bytes, bytes]],
+        call_class: type[HttpCall],
+    ) -> None:
         """Have requests to come, and refusals, answered by others than before."""
-        self._http.answer_by(admit, write_refusal)
+        self._http.answer_by(admit, write_refusal, call_class)
 
     # --- for calls ---------------------------------------------------------------------------------------------------
 

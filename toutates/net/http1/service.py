@@ -126,14 +126,14 @@ class HttpService(Service):
     def answer_by(self, handler: Handler) -> None:
         """Have all requests to come answered by ``handler``, on connections that are open too.
 
-        Called on the worker's thread. Its calls are of the same class as those before.
+        Called on the worker's thread.
         """
         self._handler = handler
         write_refusal = refusals(self._worker, handler)
         for transport in self._worker.transports.open.values():
             connection = transport.connection
             if transport.service is self and isinstance(connection, HttpConnection):
-                connection.answer_by(handler.admit, write_refusal)
+                connection.answer_by(handler.admit, write_refusal, handler.call_class)
 
     def handle(self, link: Any, event: Any) -> None:
         """Deal with one event of a connection. A request, nearly every event, is handed to the handler here."""

@@ -49,6 +49,7 @@ from toutates.server.processes.sharing import count_of, shared_options
 from toutates.server.replaced_files import reload_now
 from toutates.server.running import run_logged
 from toutates.system.address import Address
+from toutates.system.early_signals import held_signals
 from toutates.system.errors import ConfigurationError, RequestError
 from toutates.system.interpreter import describe_interpreter
 from toutates.system.logs.setup import STANDARD_ERROR, Logs, start_logs
@@ -311,20 +312,25 @@ class Parent:
     # --- the end -----------------------------------------------------------------------------------------------------
 
     async def _handle_signals(self, signals: AsyncIterator[int]) -> None:
+        for number in held_signals():
+            self._handle_signal(number)
         async for number in signals:
-            if number in (signal.SIGTERM, signal.SIGINT):
-                is_second = self._stopping.is_set()
-                logger.info("%s: %s", signal.Signals(number).name, "stopping now" if is_second else "stopping")
-                self._stop(at_once=is_second)
-                continue
-            if number == signal.SIGUSR1:
-                self._logs.control.toggle_debug()
-            elif number == signal.SIGUSR2:
-                self._nursery.start_soon(self._monitoring.log_dump)
-            elif number == signal.SIGHUP:
-                reload_now(self._replaced_files)
-            for process in self._processes:
-                process.tell(messages.SIGNAL, str(int(number)).encode())
+            self._handle_signal(number)
+
+    def _handle_signal(self, number: int) -> None:
+        if number in (signal.SIGTERM, signal.SIGINT):
+            is_second = self._stopping.is_set()
+            logger.info("%s: %s", signal.Signals(number).name, "stopping now" if is_second else "stopping")
+            self._stop(at_once=is_second)
+            return
+        if number == signal.SIGUSR1:
+            self._logs.control.toggle_debug()
+        elif number == signal.SIGUSR2:
+            self._nursery.start_soon(self._monitoring.log_dump)
+        elif number == signal.SIGHUP:
+            reload_now(self._replaced_files)
+        for process in self._processes:
+            process.pass_on(number)
 
     def _stop(self, *, at_once: bool) -> None:
         if not self._stopping.is_set():

@@ -85,6 +85,8 @@ class Process:
         self._on_answer_again = on_answer_again
         self._stderr = stderr
         self._owns_ports = owns_ports
+        #: signals that it could not be told of yet
+        self._signals: list[int] = []
         self.begin()
 
     def begin(self) -> None:
@@ -172,6 +174,12 @@ class Process:
         if self._channel is not None:
             self._channel.tell(name, body)
 
+    def pass_on(self, number: int) -> None:
+        """Have it handle a signal, once it can be talked to."""
+        if self._channel is None:
+            self._signals.append(number)
+        self.tell(messages.SIGNAL, str(int(number)).encode())
+
     def stop(self, *, at_once: bool) -> None:
         """Have it drain, or end the grace; one that has not been told to load anything yet is ended at once."""
         if self._channel is None:
@@ -218,6 +226,8 @@ class Process:
             with suppress(trio.BrokenResourceError):  # it has ended already
                 await write_frame(stream, pickle.dumps(start))
             self._channel = Channel(stream, Handlers(self._answer, self._take))
+            while self._signals:
+                self.pass_on(self._signals.pop(0))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch, self._channel)
                 nursery.start_soon(join)
