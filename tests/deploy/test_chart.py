@@ -169,7 +169,7 @@ def test_prometheus_knows_the_server_by_the_job_of_the_alert_rules() -> None:
         ),
         (
             {**DISK, "shutdown": {"terminationGracePeriodSeconds": 30}},
-            "terminationGracePeriodSeconds is 30: preStopSeconds, delaySeconds, graceSeconds and 5 to spare need 45",
+            "terminationGracePeriodSeconds is 30: preStopSeconds, delaySeconds, graceSeconds and 5 to spare need 46",
         ),
         ({**DISK, "replica": 3}, "replica"),
         ({**DISK, "autoscaling": {"kind": "vpa"}}, "autoscaling"),

@@ -481,6 +481,91 @@ def test_at_its_end_a_connection_answers_what_has_begun() -> None:
     assert sent.endswith(b"POST /b 3")
 
 
+def test_one_that_is_to_leave_says_so_in_the_answer_to_its_next_request() -> None:
+    connection = Connection(Limits(keep_alive_s=7))
+    [first] = connection.receive(request())
+    answer(first)
+    connection.leave()
+    assert owes(connection) is not Receiving.ENDED
+    [second] = connection.receive(request())
+    assert owes(connection) is Receiving.ENDED
+    answer(second)
+    assert connection.finished
+    before, after = b"".join(connection.take_output()).split(b"GET / 0", 1)
+    assert b"keep-alive: timeout=7\r\n" in before
+    assert b"connection: close" not in before
+    assert b"keep-alive" not in after
+    assert after.endswith(b"connection: close\r\n\r\nGET / 0")
+
+
+def test_one_that_is_to_leave_says_so_in_the_answer_that_is_awaited() -> None:
+    connection = Connection(Limits())
+    [first, second] = connection.receive(request(target="/a") + request(target="/b"))
+    answer(second)  # which waits, and whose head is written
+    connection.leave()
+    assert owes(connection) is Receiving.IDLE
+    answer(first)
+    [third] = connection.receive(request(target="/c"))
+    connection.leave()
+    answer(third)
+    assert connection.finished
+    connection = Connection(Limits())
+    [only] = connection.receive(request())
+    connection.leave()
+    assert owes(connection) is Receiving.ENDED
+    answer(only)
+    assert b"".join(connection.take_output()).count(b"connection: close") == 1
+
+
+def test_one_that_is_to_leave_awaits_a_request_where_the_last_answer_has_begun() -> None:
+    connection = Connection(Limits())
+    [first] = connection.receive(request())
+    first.begin(200, FIELDS)
+    connection.leave()
+    first.end()
+    assert owes(connection) is not Receiving.ENDED
+    answer(*connection.receive(request()))
+    assert connection.finished
+    assert b"".join(connection.take_output()).count(b"connection: close") == 1
+
+
+@pytest.mark.parametrize("room", [1, 16])
+def test_one_that_is_to_leave_answers_all_that_came_with_its_last_request(room: int) -> None:
+    connection = Connection(Limits(max_pipelined=room), admit)
+    connection.leave()
+    targets = ["/a", "/no", "/b", "/c"]
+    sent = b"".join(request(target=target) for target in targets) + request("POST", "/d", b"whole")[:-1]
+    found = deque(connection.receive(sent))
+    answered = []
+    for _ in range(3):
+        while found:
+            one = found.popleft()
+            answered.append(one.head.target)
+            answer(one)
+            found += connection.go_on()
+        assert owes(connection) is Receiving.BODY
+    found += connection.receive(b"e" + request(target="/too-late"))
+    answered += [one.head.target for one in found]
+    while found:
+        answer(found.popleft())
+        found += (more := connection.go_on())
+        answered += [one.head.target for one in more]
+    assert answered == ["/a", "/b", "/c", "/d", "/too-late"]
+    whole = b"".join(connection.take_output())
+    assert whole.count(b"connection: close") == 1
+    assert whole.endswith(b"connection: close\r\n\r\nGET /too-late 0")
+
+
+def test_one_that_is_to_leave_says_so_in_a_refusal() -> None:
+    connection = Connection(Limits(), admit)
+    connection.leave()
+    assert connection.receive(request(target="/no")) == []
+    assert connection.finished
+    sent = b"".join(connection.take_output())
+    assert statuses(sent) == [404]
+    assert b"connection: close" in sent
+
+
 def test_at_its_end_a_connection_drops_what_waits_to_be_read() -> None:
     connection = Connection(Limits(max_pipelined=1), admit)
     [first] = connection.receive(request() + request(target="/b"))

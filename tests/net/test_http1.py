@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -13,12 +13,12 @@ import pytest
 from tests.h2grpc.support import OPENING
 from tests.http1.support import request
 from tests.net.protocols import EchoHandler
-from tests.net.running import RawClient, Running, running
+from tests.net.running import HOUR_NS, HOUR_S, BlockingClient, RawClient, Running, running
 from tests.net.test_services import TextClient, answer
 from tests.waiting import PATIENCE_S
 from toutates.h2grpc import Limits
-from toutates.net import GrpcService, Worker
-from toutates.net.connection import Service
+from toutates.net import GrpcService, Worker, closing
+from toutates.net.connection import SILENCE_S, Service
 from toutates.net.first_bytes import ByFirstBytes
 from toutates.net.http1.call import HttpCall
 from toutates.net.http1.service import MAX_PIPELINED, HttpService
@@ -153,10 +153,13 @@ def test_a_client_that_waits_long_for_its_answer_is_not_taken_for_dead() -> None
             waiting = TextClient(server, request(target="/hold"))
             idle = TextClient(server, request(target="/idle"))
         with waiting, idle:
-            assert idle.rest() == answer(b"/idle")
+            idle.expect(answer(b"/idle", kept_s=5))
+            server.until(lambda: server.worker.limit_hits["keepalive_timeout"] == 1)
+            server.keep_house(SILENCE_S + 1)
+            assert idle.rest() == b""
             server.until(lambda: server.worker.connections == 1)
             reply(server, handler.held[0], b"at last")
-            waiting.expect(answer(b"at last"))
+            waiting.expect(answer(b"at last", kept_s=5))
 
 
 def test_nobody_is_answered_who_has_left() -> None:
@@ -184,6 +187,58 @@ def test_a_drain_answers_what_has_begun_and_says_that_it_is_the_last() -> None:
         assert idle.rest() == b""
         reply(server, handler.held[0], b"done")
         assert waiting.rest() == answer(b"done", last=True)
+
+
+def test_a_drain_waits_for_one_more_request_of_clients_that_were_there_lately(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(closing, "GOODBYE_NS", HOUR_NS)
+    with (
+        serving() as (server, _),
+        TextClient(server, request(target="/a")) as lately,
+        TextClient(server, request(target="/b")) as long_ago,
+    ):
+        lately.expect(answer(b"/a"))
+        long_ago.expect(answer(b"/b"))
+        name = ":".join(map(str, long_ago.sock.getsockname()))
+
+        def pretend() -> None:
+            for one in server.worker.transports.open.values():
+                one.last_read_ns -= closing.LATELY_NS if one.peer == name else 0
+
+        server.call(pretend)
+        server.drain(2 * HOUR_S)
+        assert long_ago.rest() == b""
+        lately.sock.sendall(request(target="/next"))
+        assert lately.rest() == answer(b"/next", last=True)
+        server.join()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_connections_that_wait_in_the_kernel_are_accepted_at_the_end_and_answered(shared: bool) -> None:
+    with serving() as (server, _), ExitStack() as stack:
+        with server.asleep():
+            server.worker.call_soon(lambda: server.worker.drain(PATIENCE_S, shared=shared))
+            clients = [stack.enter_context(TextClient(server, request())) for _ in range(100)]
+        assert [client.rest() for client in clients] == [answer(b"/", last=True)] * 100
+        server.join()
+
+
+def test_before_a_stop_answers_say_that_they_are_the_last() -> None:
+    with (
+        serving() as (server, handler),
+        TextClient(server, request(target="/a")) as client,
+        TextClient(server, request(target="/hold")) as waiting,
+        BlockingClient(server.port) as grpc,
+    ):
+        client.expect(answer(b"/a"))
+        server.until(lambda: handler.held)
+        server.call(server.worker.announce_end)
+        client.sock.sendall(request(target="/b"))
+        assert client.rest() == answer(b"/b", last=True)
+        reply(server, handler.held[0], b"done")
+        assert waiting.rest() == answer(b"done", last=True)
+        with TextClient(server, request(target="/new")) as new:
+            assert new.rest() == answer(b"/new", last=True)
+        assert grpc.unary(b"x").messages == [b"x"]  # its peer is told when the server stops
 
 
 def test_bytes_that_a_handler_keeps_are_counted_and_no_more_is_read_while_they_are_many() -> None:

@@ -20,6 +20,7 @@ from tests.net.running import HOLD, BlockingClient, RawClient, Running, running
 from tests.net.tls_support import server_context
 from tests.waiting import PATIENCE_S
 from toutates.h2grpc import Limits
+from toutates.net.connection import SILENCE_S
 from toutates.net.transport import Transport
 
 
@@ -64,8 +65,8 @@ class TextClient:
         return b"".join(iter(lambda: self.sock.recv(1_048_576), b""))
 
 
-def answer(body: bytes, *, last: bool = False) -> bytes:
-    end = b"connection: close\r\n" if last else b""
+def answer(body: bytes, *, last: bool = False, kept_s: int = 325) -> bytes:
+    end = b"connection: close\r\n" if last else b"keep-alive: timeout=%d\r\n" % kept_s
     return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n%b\r\n%b" % (len(body), end, body)
 
 
@@ -164,10 +165,17 @@ def test_idle_connections_of_every_protocol_are_told_to_leave() -> None:
     with serving(Limits(max_idle_s=0.2)) as server:
         with server.asleep():
             lines, http = TextClient(server, b"one\n"), TextClient(server, request())
-        with lines, http:
+            silent = TextClient(server, request())
+        with lines, http, silent:
             assert lines.rest() == b"ONE\nleave: the connection is idle\n"
-            assert http.rest() == answer(b"/")
-        assert server.worker.limit_hits["connection_idle"] == 2
+            http.expect(answer(b"/", kept_s=5))
+            server.until(lambda: server.worker.limit_hits["connection_idle"] == 3)
+            http.sock.sendall(request(target="/next"))
+            assert http.rest() == answer(b"/next", last=True)
+            server.keep_house(SILENCE_S - 1)
+            assert server.worker.connections
+            server.keep_house(SILENCE_S + 1)
+            assert silent.rest() == answer(b"/", kept_s=5)
 
 
 @pytest.mark.parametrize("encrypted", [False, True], ids=["plaintext", "TLS"])

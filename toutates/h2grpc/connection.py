@@ -67,6 +67,8 @@ class ServerConnection:
 
     #: HTTP/2 has windows for this
     full = False
+    #: its peer is told to leave at once, by GOAWAY
+    silence_ns = 0
 
     __slots__ = (
         "_direct_receive",
@@ -485,6 +487,9 @@ class ServerConnection:
         """Estimated bytes that the connection's calls take: incomplete requests, queued responses, call records."""
         waiting = self.unread.size + self.held.held_bytes + self.queue.bytes_waiting
         return waiting + CALL_BYTES * len(self.streams)
+
+    def announce_end(self) -> None:
+        """The server is about to stop: does nothing, because GOAWAY can be sent at any moment."""
 
     def begin_shutdown(self, reason: str = "server is shutting down") -> None:
         """Begin a graceful shutdown (RFC 9113 section 6.8): open calls are answered, the peer makes new ones elsewhere.

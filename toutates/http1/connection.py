@@ -22,7 +22,7 @@ from toutates.http1.coding import Inflater, too_large
 from toutates.http1.exchange import Answers, Buffer, Request, write_text
 from toutates.http1.head import CHUNKED, Head, admit_head, check_start, read_head
 from toutates.http1.limits import Limits
-from toutates.http1.responses import CONTINUE, Refused
+from toutates.http1.responses import CONTINUE, Refused, encode_fields
 
 __all__ = ["Connection", "Receiving"]
 
@@ -82,7 +82,8 @@ class Connection:
     ) -> None:
         self._limits = limits
         self._admit = admit or (lambda head: limits.max_body_size)
-        self.answers = Answers(common, write_refusal)
+        kept = encode_fields({"keep-alive": f"timeout={limits.keep_alive_s}"}) if limits.keep_alive_s else b""
+        self.answers = Answers(common, write_refusal, kept)
         self._make_request = make_request
         self._make_memory = make_memory
         self._heads: dict[bytes, Head] = {}
@@ -102,6 +103,7 @@ class Connection:
         self._inflater: Inflater | None = None
         #: whether the next head waits for answers
         self._paused = False
+        self._leaving = False
         self._draining = False
         self._peer_ended = False
         self.behind = False
@@ -146,7 +148,7 @@ class Connection:
             self._data += data
             return self.go_on()
         found: list[Request] = []
-        at = self._read_known(data, found) if self._head is None and not self._draining else 0
+        at = self._read_known(data, found) if self._head is None and not self._leaving else 0
         if at < len(data):
             self._data = data
             self._at = self._seen = at
@@ -251,9 +253,18 @@ class Connection:
         self._stop_reading()
         self.answers.drop()
 
+    def leave(self) -> None:
+        """End the connection with the answer to the last request that has come, or to the next one where none waits.
+
+        That answer says so (RFC 9112 section 9.6): a client whose next request is on its way does not lose it.
+        """
+        self._leaving = True
+        self.latest = None
+        self._end_with_last()
+
     def drain(self) -> None:
         """End the connection when what has been read of requests is answered; what waits to be read is dropped."""
-        self._draining = True
+        self._leaving = self._draining = True
         self.latest = None
         if self._head is None and self.receiving is not Receiving.HEAD:
             self._stop_reading()
@@ -471,6 +482,8 @@ class Connection:
         found.append(request)
         if self._draining or not head.keep_alive:
             self._stop_reading()
+        elif self._leaving:
+            self._end_with_last()
 
     # --- ends --------------------------------------------------------------------------------------------------------
 
@@ -484,7 +497,14 @@ class Connection:
         self.answers.queue.append(request)
         if self._draining or not request.head.keep_alive:
             self._stop_reading()
+        elif self._leaving:
+            self._end_with_last()
         request.refuse(refusal)
+
+    def _end_with_last(self) -> None:
+        """Read nothing any more, if all that has come is read, and the answer to the last of it can say so."""
+        if self.receiving is Receiving.IDLE and self.answers.last_waits:
+            self._stop_reading()
 
     def _stop_reading(self) -> None:
         self.answers.complete = True

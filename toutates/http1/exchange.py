@@ -162,6 +162,11 @@ class Request:
                 self._deflater = Deflater(self.head.answer_coding)
         self.responder.begin(self, status, fields)
 
+    @property
+    def begun(self) -> bool:
+        """Whether its answer was begun by ``begin``, which alone says what it is without a body."""
+        return hasattr(self, "silent")
+
     def send(self, piece: bytes) -> None:
         """The next piece of the body."""
         if self._deflater is not None:
@@ -185,6 +190,7 @@ class Answers:
     Args:
         common: gives the fields that every answer has, of ``encode_fields``; None for none.
         write_refusal: gives the fields and the body of a refusal.
+        keep_alive: fields of answers behind which the connection goes on.
 
     Attributes:
         queue: requests whose answers are not complete, or wait for others.
@@ -196,15 +202,30 @@ class Answers:
         owner: the driver's connection, which calls belong to; None for none.
     """
 
-    __slots__ = ("_common", "bulky", "complete", "dirty", "link", "out", "owner", "queue", "write_refusal")
+    __slots__ = (
+        "_common",
+        "_end",
+        "_keep_alive",
+        "bulky",
+        "complete",
+        "dirty",
+        "link",
+        "out",
+        "owner",
+        "queue",
+        "write_refusal",
+    )
 
     def __init__(
         self,
         common: Callable[[], bytes] | None,
         write_refusal: Callable[[Refused], tuple[bytes, bytes]] = write_text,
+        keep_alive: bytes = b"",
     ) -> None:
         self._common = common
         self.write_refusal = write_refusal
+        self._keep_alive = keep_alive
+        self._end = keep_alive + b"\r\n"
         self.queue: deque[Request] = deque()
         self.out: list[Buffer] = []
         self.bulky = False
@@ -225,9 +246,9 @@ class Answers:
         if not out:
             self.dirty.append(self.link)
         if self._common is None:
-            out += (parts[0], b"\r\n", *parts[1:])
+            out += (parts[0], self._end, *parts[1:])
         else:
-            out += (parts[0], self._common(), b"\r\n", *parts[1:])
+            out += (parts[0], self._common(), self._end, *parts[1:])
         if length > JOINED_BYTES:
             self.bulky = True
         request.open = False
@@ -298,6 +319,12 @@ class Answers:
         self.queue.clear()
         self.complete = True
 
+    @property
+    def last_waits(self) -> bool:
+        """Whether the answer to the last request can still say that the connection ends with it."""
+        queue = self.queue
+        return bool(queue) and queue[-1].open and not queue[-1].begun
+
     def _head_of(self, request: Request, status: int, fields: bytes) -> bytes:
         """The head of an answer, up to and with its empty line."""
         common = b"" if self._common is None else self._common()
@@ -306,7 +333,7 @@ class Answers:
     def _connection_field(self, request: Request) -> bytes:
         if self.complete and self.queue[-1] is request:
             return b"connection: close\r\n"
-        return b"connection: keep-alive\r\n" if request.head.http_1_0 else b""
+        return b"connection: keep-alive\r\n" + self._keep_alive if request.head.http_1_0 else self._keep_alive
 
     def write(self, request: Request, data: bytes) -> None:
         """A piece of an answer; what is written behind the last answer's end is dropped."""

@@ -25,6 +25,8 @@ class Limits:
         remembered_heads: heads that a connection remembers, so that one that comes again is not parsed again. A client
             sends the same few over and over.
         max_remembered_size: bytes of a head that is remembered; with the number above, what a peer can fill.
+        keep_alive_s: seconds for which the driver keeps a connection without a request, at least. Clients are told so
+            by ``Keep-Alive`` (RFC 2068 section 19.7.1.1); 0 tells them nothing.
     """
 
     max_head_size: int = 16_384
@@ -36,3 +38,4 @@ class Limits:
     max_pipelined: int = 16
     remembered_heads: int = 8
     max_remembered_size: int = 2_048
+    keep_alive_s: int = 0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import select
 import socket
+import struct
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -21,6 +23,18 @@ ACCEPT_PAUSE_NS: Final = 100_000_000
 ACCEPT_OVERLOAD: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 #: Connections accepted per round, so that a storm of them does not stop requests.
 ACCEPTS_PER_ROUND: Final = 32
+#: How long handshakes that have begun may take to become connections before a port that others share is left.
+HANDSHAKES_NS: Final = 200_000_000
+#: Connections that are taken at the very end, at most: as many as wait in the kernel.
+MOST_LAST: Final = 4_096
+
+_SO_ATTACH_FILTER: Final = 26
+#: A classic BPF program for the packets of a listener: those with SYN and without ACK are dropped, all others pass.
+#: Load the flags (byte 13 of the TCP header); keep SYN and ACK; SYN alone? then drop, else pass whole.
+_NO_NEW_HANDSHAKES: Final = b"".join(
+    struct.pack("=HBBI", *one)
+    for one in ((0x30, 0, 0, 13), (0x54, 0, 0, 0x12), (0x15, 0, 1, 0x02), (0x06, 0, 0, 0), (0x06, 0, 0, 0xFFFFFFFF))
+)
 
 
 class Listening(NamedTuple):
@@ -63,6 +77,7 @@ class Acceptor:
         self._take = take
         self.listeners: dict[int, Listening] = {}
         self._again_ns = NEVER
+        self._end_ns = NEVER
 
     def listen(self, listening: Listening) -> None:
         """Accept connections from now on; from a socket that is known, for another service."""
@@ -72,24 +87,48 @@ class Acceptor:
         self.listeners[fd] = listening
 
     def stop(self) -> None:
-        """Close the listeners."""
+        """Close the listeners. Connections that wait in the kernel are reset by it."""
         while self.listeners:
             _, listening = self.listeners.popitem()
             listening.socket.close()  # which takes it out of the epoll too
-        self._again_ns = NEVER
+        self._again_ns = self._end_ns = NEVER
+
+    def leave(self, now_ns: int, *, shared: bool, within_ns: int) -> None:
+        """Take the connections that have been made, and close the listeners.
+
+        Args:
+            now_ns: the time.
+            shared: whether others listen on the same ports. Then no handshake begins any more, those that have begun
+                are waited for, and clients whose handshake was not let begin repeat it a second later, with one of
+                the others. The kernel would reset all connections that it has made for this listener and nobody has
+                accepted, and whose handshakes are under way.
+            within_ns: how long that may take.
+        """
+        if not self.listeners:
+            return
+        if shared and all(map(_refuse_handshakes, (one.socket for one in self.listeners.values()))):
+            self._end_ns = min(self._end_ns, now_ns + min(HANDSHAKES_NS, within_ns))
+        else:
+            self._end_ns = now_ns
+        self.tick(now_ns)
 
     def tick(self, now_ns: int) -> None:
         """Do what is due by time."""
+        if now_ns >= self._end_ns:
+            for fd in self.listeners:
+                self.accept(fd, now_ns, MOST_LAST)
+            self.stop()
+            return
         if now_ns >= self._again_ns:
             self._again_ns = NEVER
             for fd in self.listeners:
                 self.epoll.register(fd, EPOLLIN)
-        self._schedule.plan(self._again_ns)
+        self._schedule.plan(min(self._again_ns, self._end_ns))
 
-    def accept(self, fd: int, now_ns: int) -> None:
-        """Take the connections of a listener that are there, ACCEPTS_PER_ROUND of them."""
+    def accept(self, fd: int, now_ns: int, most: int = ACCEPTS_PER_ROUND) -> None:
+        """Take the connections of a listener that are there, ``most`` of them."""
         listening = self.listeners[fd]
-        for _ in range(ACCEPTS_PER_ROUND):
+        for _ in range(most):
             try:
                 sock, address = listening.socket.accept()
             except BlockingIOError:
@@ -110,3 +149,15 @@ class Acceptor:
                 self.epoll.unregister(fd)
         self._again_ns = now_ns + ACCEPT_PAUSE_NS
         self._schedule.plan(self._again_ns)
+
+
+def _refuse_handshakes(listener: socket.socket) -> bool:
+    """Have the kernel ignore requests for new connections, as if they were lost; whether it does."""
+    program = ctypes.create_string_buffer(_NO_NEW_HANDSHAKES, len(_NO_NEW_HANDSHAKES))
+    # struct sock_fprog: the number of instructions and where they are
+    fields = struct.pack("@HP", len(_NO_NEW_HANDSHAKES) // 8, ctypes.addressof(program))
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, fields)
+    except OSError:
+        return False
+    return True

@@ -17,8 +17,11 @@ __all__ = ["Closing"]
 
 #: How long a closing connection is read, so that the peer gets our last bytes.
 CLOSE_LINGER_NS: Final = 1_000_000_000
-#: How long a peer may take to answer the PING of a graceful shutdown.
+#: How long a peer may take to answer the PING of a graceful shutdown, or to make one more request.
 GOODBYE_NS: Final = 1_000_000_000
+#: Peers of which nothing was heard for so long are not waited for then.
+LATELY_NS: Final = 10_000_000_000
+_STOPPING: Final = "server is shutting down"
 
 
 class Closing:
@@ -40,6 +43,9 @@ class Closing:
         self._housekeeper = housekeeper
         self._drain_until_ns: int | None = None
         self._goodbye_ns = NEVER
+        self._to_finish: dict[Transport, None] = {}
+        #: whether the server is about to stop
+        self._stopping = False
         self.cut_off_calls = 0
 
     # --- faults ------------------------------------------------------------------------------------------------------
@@ -93,6 +99,11 @@ class Closing:
         transport.connection.begin_shutdown(reason)
         self.close_if_drained(transport)
 
+    def finish_leaving_soon(self, transport: Transport) -> None:
+        """Answer no more new calls of a peer that was told to leave, once the next round has read what came."""
+        self._to_finish[transport] = None
+        self._schedule.plan(time.monotonic_ns())
+
     def finish_leaving(self, transport: Transport) -> None:
         """Answer no more new calls of a peer that was told to leave."""
         transport.connection.finish_shutdown()
@@ -105,6 +116,22 @@ class Closing:
         done = transport.connection.drained and sent
         if transport in self._transports.leaving and done and not transport.closing:
             self.close_gently(transport)
+
+    def announce_end(self) -> None:
+        """The server is about to stop: answers say so from now on, on connections to come too, where they can."""
+        self._stopping = True
+        for transport in list(self._transports.open.values()):
+            self.greet(transport)
+
+    def greet(self, transport: Transport) -> None:
+        """Tell a peer what its connection has to know from the beginning on: that the server is about to stop."""
+        try:
+            if self.draining:
+                self.tell_to_leave(transport, _STOPPING)
+            elif self._stopping:
+                transport.connection.announce_end()
+        except Exception as error:
+            self.failed(transport, error)
 
     # --- sockets -----------------------------------------------------------------------------------------------------
 
@@ -163,16 +190,19 @@ class Closing:
             self._drain_until_ns = until_ns
             self._goodbye_ns = now_ns + min(GOODBYE_NS, int(grace_s * 5e8))
             for transport in list(self._transports.open.values()):
-                try:
-                    self.tell_to_leave(transport, "server is shutting down")
-                except Exception as error:
-                    self.failed(transport, error)
+                self.greet(transport)
+                if now_ns - transport.last_read_ns >= LATELY_NS:
+                    self._finish(transport)
             self._schedule.plan(self._goodbye_ns)
         self._drain_until_ns = min(self._drain_until_ns, until_ns)
         self._schedule.plan(self._drain_until_ns)
 
     def tick(self, now_ns: int) -> None:
         """Do what is due by time."""
+        while self._to_finish:
+            transport, _ = self._to_finish.popitem()
+            if not transport.dropped:
+                self._finish(transport)
         if self._drain_until_ns is not None:
             self._tick_drain(now_ns, self._drain_until_ns)
         for transport in list(self._transports.closing):
@@ -185,10 +215,7 @@ class Closing:
         if now_ns >= self._goodbye_ns:
             self._goodbye_ns = NEVER
             for transport in list(self._transports.open.values()):
-                try:
-                    self.finish_leaving(transport)
-                except Exception as error:
-                    self.failed(transport, error)
+                self._finish(transport)
         if now_ns >= drain_until_ns:
             for transport in list(self._transports.open.values()):
                 self.cut_off_calls += transport.connection.open_calls
@@ -196,6 +223,12 @@ class Closing:
             return
         self._schedule.plan(self._goodbye_ns)
         self._schedule.plan(drain_until_ns)
+
+    def _finish(self, transport: Transport) -> None:
+        try:
+            self.finish_leaving(transport)
+        except Exception as error:
+            self.failed(transport, error)
 
     def drop_all(self, now_ns: int) -> None:
         """Close every socket, and end all calls."""

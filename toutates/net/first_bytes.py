@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from toutates.h2grpc.frames import PREFACE
 from toutates.h2grpc.stream import Buffer
-from toutates.net.connection import Connection, Service
+from toutates.net.connection import SILENCE_NS, Connection, Service
 
 __all__ = ["ByFirstBytes"]
 
@@ -66,6 +66,7 @@ class Undecided(Connection):
 
     closed = False
     has_output = False
+    silence_ns = SILENCE_NS
     open_calls = calls_begun = 0
 
     def __init__(self, services: ByFirstBytes) -> None:
@@ -73,7 +74,10 @@ class Undecided(Connection):
         self._patient = services.other is services.http1
         self._seen = b""
         self._link: Any = None
-        self._leaving = False
+        #: what the connection of the protocol is to be told of its end
+        self._announced = False
+        self._reason: str | None = None
+        self._finished = False
 
     def receive_data(self, data: bytes, now_ns: int) -> list[Any]:
         """Take the first bytes; once they say enough, returns what the connection of their protocol makes of them."""
@@ -87,6 +91,10 @@ class Undecided(Connection):
     def _become(self, service: Service) -> Connection:
         self._link.speak(service)
         connection: Connection = self._link.connection
+        if self._reason is not None:
+            connection.begin_shutdown(self._reason)
+        elif self._announced:
+            connection.announce_end()
         return connection
 
     def go_on(self, now_ns: int) -> list[Any]:
@@ -102,12 +110,17 @@ class Undecided(Connection):
         """See ``Connection``."""
         self._link = link
 
+    def announce_end(self) -> None:
+        """Have the connection of the protocol told so."""
+        self._announced = True
+
     def begin_shutdown(self, reason: str) -> None:
-        """No request has begun, so the connection can be closed, where its port has no other way."""
-        if self._patient and not self._seen:
-            self._become(self._services.other).begin_shutdown(reason)
-        else:
-            self._leaving = True
+        """Have the connection of the protocol told so: a request may be on its way."""
+        self._reason = reason
+
+    def finish_shutdown(self) -> None:
+        """No request has begun, so the connection can be closed."""
+        self._finished = True
 
     def refuse(self, reason: str) -> None:
         """Refuse as its port mostly does: nobody knows what the peer will speak."""
@@ -134,7 +147,7 @@ class Undecided(Connection):
     @property
     def drained(self) -> bool:
         """Whether the connection may be closed."""
-        return self._leaving
+        return self._finished
 
     @property
     def held_bytes(self) -> int:

@@ -15,6 +15,7 @@ from typing import Final
 
 from toutates.h2grpc.limits import STALL_BYTES, Limits
 from toutates.h2grpc.stream import NEVER
+from toutates.net.connection import Connection
 from toutates.net.transport import Transport
 
 __all__ = ["Duty", "Finding", "Housekeeper", "Traffic"]
@@ -100,6 +101,8 @@ class _Notes:
     seems_gone: bool = False
     left_ns: int = 0
     finished_leaving: bool = False
+    #: whether calls were under way
+    busy: bool = False
 
 
 class Housekeeper:
@@ -267,8 +270,13 @@ class Housekeeper:
 
     def _judge_silence(self, transport: Transport, notes: _Notes, now_ns: int) -> Finding | None:
         """Find peers that are gone without a FIN: their machine is off, or a router has forgotten the connection."""
+        if notes.left_ns and transport.connection.silence_ns:
+            return None
         if notes.ping_ns > transport.last_read_ns:
             if now_ns - notes.ping_ns >= self._keepalive_timeout_ns:
+                if transport.connection.silence_ns:  # it has no answer to a PING
+                    notes.left_ns = now_ns
+                    return Finding(Duty.LEAVE, "keepalive_timeout", "nothing was heard of the peer")
                 if notes.seems_gone:
                     return Finding(Duty.DROP, "keepalive_timeout", "the peer does not answer")
                 notes.seems_gone = True  # its answer may be there, unread behind what made this visit late
@@ -281,19 +289,20 @@ class Housekeeper:
     def _judge_leaving(self, transport: Transport, notes: _Notes, now_ns: int) -> Finding | None:
         if not notes.left_ns:
             return None
-        if now_ns - notes.left_ns >= self._age_grace_ns:
+        connection, since_ns, goodbye_ns = transport.connection, notes.left_ns, GOODBYE_NS
+        if connection.silence_ns:  # it is told by the answer to its next request
+            _note_calls(connection, notes, now_ns)
+            since_ns, goodbye_ns = max(since_ns, notes.idle_since_ns), connection.silence_ns
+        awaited = connection.silence_ns and not (connection.open_calls or notes.finished_leaving)
+        if now_ns - notes.left_ns >= self._age_grace_ns and not awaited:
             return Finding(Duty.END, "connection_age_grace", "calls did not end in time on an old connection")
-        if not notes.finished_leaving and now_ns - notes.left_ns >= GOODBYE_NS:
+        if not notes.finished_leaving and now_ns - since_ns >= goodbye_ns:
             notes.finished_leaving = True
             return Finding(Duty.FINISH_LEAVING)
         return None
 
     def _judge_age(self, transport: Transport, notes: _Notes, now_ns: int) -> Finding | None:
-        connection = transport.connection
-        calls = connection.calls_begun
-        if connection.open_calls or calls != notes.calls:
-            notes.idle_since_ns = now_ns
-            notes.calls = calls
+        _note_calls(transport.connection, notes, now_ns)
         if notes.left_ns:
             return None
         if now_ns - transport.opened_ns >= notes.age_ns:
@@ -303,6 +312,14 @@ class Housekeeper:
             notes.left_ns = now_ns
             return Finding(Duty.LEAVE, "connection_idle", "the connection is idle")
         return None
+
+
+def _note_calls(connection: Connection, notes: _Notes, now_ns: int) -> None:
+    """See whether a connection has calls, or had some since the last visit."""
+    calls, busy = connection.calls_begun, connection.open_calls > 0
+    if busy or notes.busy or calls != notes.calls:
+        notes.idle_since_ns = now_ns
+        notes.calls, notes.busy = calls, busy
 
 
 def _nanoseconds(seconds: float) -> int:

@@ -109,7 +109,7 @@ class Turns:
                 ended_ns = time.monotonic_ns()
                 crowded = ended_ns - now_ns > CROWDED_ROUND_NS
                 transport.fit_reads(max(ended_ns - began_ns, READ_NS + 1) if crowded else ended_ns - began_ns)
-        if connection.deadlines.next_ns != NEVER or self._leaving:
+        if connection.deadlines.next_ns != NEVER or (self._leaving and transport in self._leaving):
             self._look_after(transport)
 
     def _receive_directly(self, transport: Transport, now_ns: int) -> bool:

@@ -38,7 +38,7 @@ class Visits:
             self._incidents.limit_hits[finding.limit] += 1
             self._closing.tell_to_leave(transport, finding.text)
         elif finding.duty is Duty.FINISH_LEAVING:
-            self._closing.finish_leaving(transport)
+            self._closing.finish_leaving_soon(transport)
         elif finding.duty is Duty.END:
             self._closing.end(transport, finding.text, finding.limit)
         elif finding.duty is Duty.FAILED:

@@ -177,7 +177,7 @@ class Worker:
 
     def flush(self) -> None:
         """Send what has been answered. Tasks call it after ``call.reply``; in handlers and callbacks the round does."""
-        dirty = self.dirty
+        dirty, leaving = self.dirty, self.transports.leaving
         while dirty:
             transport = dirty.pop()
             if transport is None or transport.dropped:
@@ -185,7 +185,7 @@ class Worker:
             try:
                 if not transport.flush():
                     self.closing.drop(transport)
-                elif self.transports.leaving:
+                elif leaving and transport in leaving:
                     self.closing.close_if_drained(transport)
             except Exception as error:
                 self.closing.failed(transport, error)
@@ -310,7 +310,7 @@ class Worker:
                 self.listen(*listenings)
                 nursery.start_soon(self._keep_house)
                 task_status.started()
-                while not self.closing.draining or self.transports.open:
+                while not self.closing.draining or self.acceptor.listeners or self.transports.open:
                     await self._wait()
                     try:
                         self.work()
@@ -369,6 +369,8 @@ class Worker:
             if len(transports.open) - len(transports.closing) > self._max_connections:
                 transport.connection.refuse("too many connections")
                 self.closing.close_gently(transport)
+            else:
+                self.closing.greet(transport)
         except Exception as error:
             taken = transports.open.get(sock.fileno())
             if taken is not None:
@@ -384,16 +386,24 @@ class Worker:
         engine = TlsEngine(self.tls, limits.max_preface_bytes)
         return TlsTransport(sock, service, peer, self._epoll, limits.max_unsent_bytes, now_ns, engine)
 
-    def drain(self, grace_s: float) -> None:
+    def announce_end(self) -> None:
+        """The server is about to stop, and serves on: answers say so where they can (``Connection.announce_end``).
+
+        Called on the worker's thread; from others through ``call_soon``.
+        """
+        self.closing.announce_end()
+
+    def drain(self, grace_s: float, *, shared: bool = False) -> None:
         """Stop accepting, say goodbye on every connection, answer what is under way, then let ``run`` return.
 
         Called on the worker's thread; from others through ``call_soon``. A later call can shorten the grace.
 
         Args:
             grace_s: seconds after which the connections that are left are closed.
+            shared: whether other servers listen on the same ports, and take the connections to come.
         """
-        self.acceptor.stop()
         self.closing.drain(grace_s)
+        self.acceptor.leave(time.monotonic_ns(), shared=shared, within_ns=int(grace_s * 2.5e8))
         self.schedule.wake()  # sends the GOAWAYs, and ends ``run`` where there is nobody to say goodbye to
 
     def _close_everything(self) -> None:

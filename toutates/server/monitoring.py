@@ -7,6 +7,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 from toutates.access.gate import Gate
 from toutates.observe.debug.debug_dump import dump, this_run
@@ -15,6 +16,9 @@ from toutates.system.address import Address
 from toutates.system.logs.recent import RecentWarning
 from toutates.system.logs.setup import Logs
 from toutates.system.placement import Placement
+
+if TYPE_CHECKING:
+    from toutates.observe.http.http_thread import Stop
 
 __all__ = ["Monitoring"]
 
@@ -34,6 +38,7 @@ class Monitoring:
         self._logs = logs
         self._main = this_run("main")
         self._dumping = False
+        self._stop: Stop | None = None
 
     def serving(
         self,
@@ -58,7 +63,7 @@ class Monitoring:
         if listener is None:
             return nullcontext()
         # Here, because a server without an HTTP side needs none of it.
-        from toutates.observe.http.http_thread import serving_http
+        from toutates.observe.http.http_thread import Stop, serving_http
         from toutates.observe.http.site import Site
         from toutates.observe.metrics.exposition import Exposition
         from toutates.observe.status.app import make_site
@@ -81,7 +86,13 @@ class Monitoring:
                 gate=gate,
             )
 
-        return serving_http(listener, make, placement, tls)
+        self._stop = stop = Stop()
+        return serving_http(listener, make, placement, tls, stop)
+
+    def leave(self) -> None:
+        """Have clients told that the server is about to stop."""
+        if self._stop is not None:
+            self._stop.leave()
 
     async def log_dump(self) -> None:
         """Write to the log what the server is doing; nothing while another dump is being made."""

@@ -504,6 +504,9 @@ class Server:
         """Tell the workers, when the server has to stop, that it is not ready any more."""
         await self.shutdown.leaving.wait()
         readiness.changed()
+        self.workers.announce_end()
+        if self._monitoring is not None:
+            self._monitoring.leave()
 
     def _announce_management(self) -> None:
         if self.management_address is not None:

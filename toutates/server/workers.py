@@ -203,6 +203,11 @@ class Workers:
         for worker, own in zip(self.all, self._own, strict=True):
             worker.call_soon(partial(own.readiness.update, serving=ready))
 
+    def announce_end(self) -> None:
+        """Tell every worker that the server is about to stop."""
+        for worker in self.all:
+            worker.call_soon(worker.announce_end)
+
     def show_models(self) -> None:
         """Tell every worker where somebody wants to know it that the table of models has changed."""
         for worker, own in zip(self.all, self._own, strict=True):
@@ -231,7 +236,7 @@ class Workers:
         for worker, own in zip(self.all, self._own, strict=True):
             worker.call_soon(own.readiness.begin_exit)
         for worker, _ in self._running:
-            worker.call_soon(partial(worker.drain, grace_s))
+            worker.call_soon(partial(worker.drain, grace_s, shared=self._options.reuse_port))
 
     async def _end_grace_early(self) -> None:
         """End the grace on a second request to stop, and on cancellation, which threads do not notice."""

@@ -395,12 +395,29 @@ def test_a_request_that_does_not_come_to_its_end_is_answered_and_ended(monkeypat
 
 
 def test_a_connection_that_asks_for_nothing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "KEEP_ALIVE_S", 0.5)
+    monkeypatch.setattr(connections, "KEEP_ALIVE_S", 0.3)
+    monkeypatch.setattr(connections, "SILENCE_S", 0.5)
     monkeypatch.setattr(connections, "SWEEP_S", 0.1)
     with http_side() as port, closing(raw(port)) as silent, closing(raw(port)) as peer:
         peer.sendall(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert all_of(peer).endswith(b"live\n")
         assert all_of(silent) == b""
+
+
+def test_a_connection_that_is_to_end_says_so_in_its_last_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "KEEP_ALIVE_S", 0.0)
+    monkeypatch.setattr(connections, "SWEEP_S", 0.05)
+    with http_side() as port, closing(raw(port)) as peer, peer.makefile("rb") as answers:
+        fields = b""
+        while b"connection: close\r\n" not in fields:
+            assert b"connection: " not in fields
+            time.sleep(0.01)
+            peer.sendall(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            fields = b"".join(iter(answers.readline, b"\r\n"))
+            assert fields.startswith(b"HTTP/1.1 200 ")
+            assert (b"keep-alive: timeout=75\r\n" in fields) is (b"connection: close\r\n" not in fields)
+            assert answers.read(5) == b"live\n"
+        assert answers.read() == b""
 
 
 def test_requests_that_come_at_once_are_answered_in_their_order(port: int, monkeypatch: pytest.MonkeyPatch) -> None:

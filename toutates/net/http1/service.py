@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
+from toutates.h2grpc.limits import Limits as ConnectionLimits
 from toutates.http1 import Head, Limits, Refused
-from toutates.net.connection import Connection, Service
+from toutates.net.connection import SILENCE_S, Connection, Service
 from toutates.net.http1.call import HttpCall, LargeRequest
 from toutates.net.http1.connection import Ended, HttpConnection
 from toutates.net.worker import Worker
@@ -20,6 +22,8 @@ MAX_PIPELINED: Final = 64
 REMEMBERED_HEADS: Final = 32
 #: The names under which refusals are counted, by status.
 _LIMITS: Final = {413: "message_size", 431: "header_list_size"}
+#: Clients are not told of longer times, seconds.
+MOST_KEPT_S: Final = 86_400
 
 
 def http_limits(worker: Worker) -> Limits:
@@ -30,7 +34,16 @@ def http_limits(worker: Worker) -> Limits:
         max_body_size=min(limits.max_message_size, limits.max_buffered_bytes),
         max_pipelined=MAX_PIPELINED,
         remembered_heads=REMEMBERED_HEADS,
+        keep_alive_s=_kept_s(limits),
     )
+
+
+def _kept_s(limits: ConnectionLimits) -> int:
+    """Seconds for which a connection without a request is kept at least; 0 for ever."""
+    idle_s = min(limits.max_idle_s, limits.keepalive_time_s + limits.keepalive_timeout_s)
+    if limits.max_age_s < math.inf:
+        idle_s = 0.0  # it may be old at any moment
+    return int(idle_s) + SILENCE_S if idle_s < MOST_KEPT_S else 0
 
 
 class Handler(Protocol):

@@ -6,6 +6,7 @@ read loses its connection. Requests wait for their connection's turn (``turns``)
 
 from __future__ import annotations
 
+import math
 import re
 import select
 import ssl
@@ -32,8 +33,11 @@ SEND_S: Final = 10.0
 #: How long a connection without a request is kept, and how long a request may take to come: longer than the usual pause
 #: between two scrapes, so that they need no new connection.
 KEEP_ALIVE_S: Final = 75.0
-#: Seconds without a byte in either direction after which a connection ends; no answer takes so long to make.
+#: Seconds without a byte in either direction after which a connection ends; no answer takes so long to make. A
+#: connection without a request is told to leave after KEEP_ALIVE_S, by the answer to its next one, and ends then too.
 SILENCE_S: Final = 90.0
+#: At the end, connections without a request are waited for where they were used in the last so many seconds.
+LATELY_S: Final = 10.0
 #: Seconds that a TLS handshake may take.
 HANDSHAKE_S: Final = 10.0
 #: Seconds for which a peer that has shut down its side is still answered.
@@ -48,7 +52,7 @@ SWEEP_S: Final = 5.0
 GONE_LOOK_S: Final = 0.1
 
 #: Requests are answered one by one, each in its connection's turn.
-LIMITS: Final = Limits(max_pipelined=1)
+LIMITS: Final = Limits(max_pipelined=1, keep_alive_s=int(KEEP_ALIVE_S))
 
 #: How a probe's request begins. A request that only begins like one uses the probes' budget until its path is known.
 _PROBE: Final = re.compile(rb"(?:GET|HEAD) /health/")
@@ -66,6 +70,8 @@ class ConnectionTable:
         self._most = most
         self._connections: OrderedDict[HttpConnection, None] = OrderedDict()
         self._empty = trio.Event()
+        #: since when all are told to leave; None before
+        self.left_at: float | None = None
         #: connections that were cut off to make room, since the start
         self.evicted = 0
 
@@ -78,6 +84,8 @@ class ConnectionTable:
             self.evicted += 1
             next(iter(self._connections)).abort()
         self._connections[connection] = None
+        if self.left_at is not None:
+            connection.leave()
 
     def touch(self, connection: HttpConnection) -> None:
         """Note that a connection was just used."""
@@ -96,10 +104,22 @@ class ConnectionTable:
             self._empty = trio.Event()
             await self._empty.wait()
 
-    def drain(self) -> None:
-        """End the connections that wait for a request; the others answer what has begun."""
+    def leave(self) -> None:
+        """Have all connections, those to come too, told to leave by their next answers."""
+        if self.left_at is None:
+            self.left_at = trio.current_time()
+            for connection in self._connections:
+                connection.leave()
+
+    def drain(self, since: float = math.inf) -> None:
+        """End the connections that wait for a request; the others answer what has begun.
+
+        Args:
+            since: those that were used after that go on.
+        """
         for connection in list(self._connections):
-            connection.drain()
+            if connection.used_at < since:
+                connection.drain()
 
     def abort_all(self) -> None:
         """Close all connections."""
@@ -114,8 +134,10 @@ class ConnectionTable:
             for connection in list(self._connections):
                 if connection.used_at > now - KEEP_ALIVE_S:
                     break
-                if connection.is_idle or connection.used_at < now - SILENCE_S:
+                if connection.used_at < now - SILENCE_S:
                     connection.abort()
+                elif connection.is_idle:
+                    connection.leave()
 
 
 class HttpConnection:
@@ -181,6 +203,10 @@ class HttpConnection:
             pass  # the peer is gone, or speaks no TLS
         finally:
             self.abort()
+
+    def leave(self) -> None:
+        """End with the answer to the request that has come, or to the next one."""
+        self._http.leave()
 
     def drain(self) -> None:
         """End when what has begun is answered."""

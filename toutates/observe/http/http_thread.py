@@ -12,21 +12,21 @@ import select
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final
 
 import trio
 
-from toutates.observe.http.connections import ConnectionTable, HttpConnection, hung_up
+from toutates.observe.http.connections import LATELY_S, ConnectionTable, HttpConnection, hung_up
 from toutates.observe.http.responses import CommonFields
 from toutates.observe.http.site import Site
 from toutates.observe.http.turns import CpuMeter, Flow, Lanes
 from toutates.system.logs.limit import LineLimit
 from toutates.system.placement import Placement, running_on
 
-__all__ = ["THREAD_NAME", "serving_http"]
+__all__ = ["THREAD_NAME", "Stop", "serving_http"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +34,8 @@ THREAD_NAME: Final = "http"
 BACKLOG: Final = 128
 #: How long answers under way may take at the end.
 GRACE_S: Final = 1.0
+#: How long clients may take to make one more request, whose answer tells them to leave, once the server is to stop.
+GOODBYE_S: Final = 1.0
 
 
 @asynccontextmanager
@@ -42,6 +44,7 @@ async def serving_http(
     make_site: Callable[[], Site],
     placement: Placement,
     tls: Callable[[], ssl.SSLContext | None] = lambda: None,
+    stop: Stop | None = None,
 ) -> AsyncIterator[None]:
     """Serve HTTP in a thread of its own for as long as the block lasts.
 
@@ -50,8 +53,9 @@ async def serving_http(
         make_site: called in the thread, within its Trio run.
         placement: the thread runs where the manager does, which idles too.
         tls: the context for connections to come; None for plaintext. Called in the thread.
+        stop: has clients told that the server is about to stop.
     """
-    stop = _Stop()
+    stop = stop or Stop()
 
     def run() -> None:
         with running_on(placement.manager, placement.anywhere):
@@ -73,33 +77,50 @@ async def serving_http(
             stop.stop()
 
 
-class _Stop:
+class Stop:
     """Tells a Trio run in another thread that it is to end, whether or not it has begun."""
 
     def __init__(self) -> None:
-        self._stopped = False
-        self._token: trio.lowlevel.TrioToken | None = None
-        self._event: trio.Event | None = None
+        self._leaves = self._stopped = False
+        #: once the run has begun: what to call there when it is about to end, and when it is to end
+        self._told: tuple[trio.lowlevel.TrioToken, Callable[[], None], Callable[[], None]] | None = None
+
+    def leave(self) -> None:
+        """The run is about to end: clients are to be told so. Does nothing once it has ended."""
+        self._leaves = True
+        if self._told is not None:
+            token, leave, _ = self._told
+            _tell(token, leave)
 
     def stop(self) -> None:
+        """The run is to end."""
         self._stopped = True
-        if self._token is not None and self._event is not None:
-            try:
-                self._token.run_sync_soon(self._event.set)
-            except trio.RunFinishedError:
-                pass
+        if self._told is not None:
+            token, _, stop = self._told
+            _tell(token, stop)
 
-    async def wait(self) -> None:
-        self._event = trio.Event()
-        self._token = trio.lowlevel.current_trio_token()
-        if not self._stopped:  # read after the token was written, which ``stop`` does the other way round
-            await self._event.wait()
+    async def wait(self, leave: Callable[[], None]) -> None:
+        """Within the run: wait until it is to end, and call ``leave`` when it is about to."""
+        event = trio.Event()
+        self._told = (trio.lowlevel.current_trio_token(), leave, event.set)
+        # These are read after that was written, which the other thread does the other way round.
+        if self._leaves:
+            leave()
+        if not self._stopped:
+            await event.wait()
+
+
+def _tell(token: trio.lowlevel.TrioToken, what: Callable[[], None]) -> None:
+    try:
+        token.run_sync_soon(what)
+    except trio.RunFinishedError:
+        pass
 
 
 async def _serve(
     listener: socket.socket,
     make_site: Callable[[], Site],
-    stop: _Stop,
+    stop: Stop,
     lanes: Lanes,
     tls: Callable[[], ssl.SSLContext | None],
 ) -> None:
@@ -132,14 +153,31 @@ async def _serve(
                     handler_nursery=connections,
                 )
             )
-            await stop.wait()
+            await stop.wait(table.leave)
+            table.leave()
+            for sock in _waiting(listener):
+                connections.start_soon(handle, trio.SocketStream(trio.socket.from_stdlib_socket(sock)))
             nursery.cancel_scope.cancel()
         listener.close()
+        table.drain(trio.current_time() - LATELY_S)
+        with trio.move_on_at((table.left_at or 0.0) + GOODBYE_S):
+            await table.wait_empty()
         table.drain()
         with trio.move_on_after(GRACE_S):
             await table.wait_empty()
         table.abort_all()
         connections.cancel_scope.cancel()
+
+
+def _waiting(listener: socket.socket) -> Iterator[socket.socket]:
+    """The connections that the kernel has made for a listener and nobody has accepted."""
+    for _ in range(BACKLOG):
+        try:
+            sock, _ = listener.accept()
+        except OSError:
+            return
+        sock.setblocking(False)
+        yield sock
 
 
 class _Door(trio.abc.Listener[trio.SocketStream]):

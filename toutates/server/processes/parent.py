@@ -339,6 +339,7 @@ class Parent:
         if at_once:
             self._live_until_s = 0.0
             self._stopping_now.set()
+        self._monitoring.leave()
         for process in self._processes:
             process.stop(at_once=at_once)
         self._changed()
