@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.e2e.held import Runs, running_held
+from tests.e2e.http import peer_of, post
 from tests.e2e.process import ServerProcess
 from tests.e2e.streams import Conversation, conversation, triton_stream
 from tests.e2e.support import INFER, SERVICE, Tensor, call, channel_to, infer, pb, refused, request, triton
@@ -59,6 +60,14 @@ def wait_until_full(address: str) -> None:
             return bool(future.code().name == "RESOURCE_EXHAUSTED")
 
         wait_until(is_full)
+
+
+def trailers_of_refusal(channel: Any) -> tuple[int, int]:
+    """When a caller who is refused is told to come again: milliseconds and seconds."""
+    future = channel.unary_unary(INFER).future(slow().SerializeToString(), timeout=SECONDS)
+    assert future.code().name == "RESOURCE_EXHAUSTED"
+    trailers = dict(future.trailing_metadata())
+    return int(trailers["grpc-retry-pushback-ms"]), int(trailers["retry-after"])
 
 
 def test_hundreds_of_requests_of_tritonclient_on_one_stream_are_all_answered(held: tuple[ServerProcess, Runs]) -> None:
@@ -124,6 +133,15 @@ def test_a_stream_is_refused_what_others_have_filled(held: tuple[ServerProcess, 
         wait_until_full(process.address)
         with conversation(channel) as stream:
             assert "of at most 1024 rows waiting or running" in stream.ask(slow()).error_message
+        told = [trailers_of_refusal(channel) for _ in range(12)]
+        assert len({after_ms for after_ms, _ in told}) > 3  # so that callers do not all come back together
+        assert all(50 <= after_ms <= 45_000 and after_s == -(-after_ms // 1000) for after_ms, after_s in told)
+        with peer_of(process.port) as peer:
+            body = '{"inputs":[{"name":"INPUT","shape":[1,1],"datatype":"INT64","data":[0]}]}'
+            answer = peer.ask(post("/v2/models/slow/infer", body))
+        assert answer.status == 503
+        assert 1 <= int(answer.fields["retry-after"]) <= 45
+        assert 50 <= int(answer.fields["retry-after-ms"]) <= 45_000
         runs.allow(2**40)
         assert all(future.code().name == "OK" for future in futures)
 

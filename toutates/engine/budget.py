@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from toutates.engine.drain import Drain
 from toutates.engine.lane import Batch, Lane
 from toutates.system.errors import InvalidRequest, Overloaded, QueueFull
 
@@ -71,6 +72,7 @@ class Budget:
         name: the model's, for errors.
         bounds: how much may be under way.
         open_batches: those that still take rows of any worker, and may have rows counted ahead.
+        drain: says when there is room again; None for one of its own.
 
     Attributes:
         most_rows: that may be counted.
@@ -79,15 +81,18 @@ class Budget:
         memory_bytes: memory of the batches under way.
         waiting: requests that wait; counted only where their number is bounded.
         share_bytes: memory that is left for each row that may still come.
+        left: rows that have left so far.
         easy_bytes: as long as no more memory than this is used, each such row has its share.
     """
 
     __slots__ = (
+        "_drain",
         "_name",
         "_open_batches",
         "ahead",
         "bounds",
         "easy_bytes",
+        "left",
         "memory_bytes",
         "most_rows",
         "rows",
@@ -95,7 +100,9 @@ class Budget:
         "waiting",
     )
 
-    def __init__(self, name: str, bounds: Bounds, open_batches: Mapping[Lane, Batch]) -> None:
+    def __init__(
+        self, name: str, bounds: Bounds, open_batches: Mapping[Lane, Batch], drain: Drain | None = None
+    ) -> None:
         self.bounds = bounds
         self.most_rows = bounds.rows
         self.rows = 0
@@ -104,6 +111,8 @@ class Budget:
         self.waiting = 0
         self.share_bytes = bounds.memory_bytes // (2 * bounds.rows)
         self.easy_bytes = bounds.memory_bytes - self.share_bytes * bounds.rows
+        self.left = 0
+        self._drain = drain or Drain()
         self._name = name
         self._open_batches = open_batches
 
@@ -118,7 +127,7 @@ class Budget:
         if rows > self.most_rows - self.rows:
             self._give_back_ahead()
             if rows > self.most_rows - self.rows:
-                raise Overloaded(
+                raise self._overloaded(
                     f"model '{self._name}' has {self.rows} of at most {self.bounds.rows} rows waiting or running, and "
                     f"this request has {rows} more; {self._advice(self.bounds.keys.rows)}",
                     self.bounds.rows,
@@ -236,7 +245,7 @@ class Budget:
 
     def _check_memory(self, more: int) -> None:
         if more > self.bounds.memory_bytes - self.memory_bytes and more:
-            raise Overloaded(
+            raise self._overloaded(
                 f"model '{self._name}' has batches of {self.memory_bytes} of at most {self.bounds.memory_bytes} bytes "
                 f"waiting or running, and this request needs {more} more; {self._advice(self.bounds.keys.memory)}",
                 self.bounds.memory_bytes,
@@ -256,10 +265,12 @@ class Budget:
         """
         waiting = self.waiting - starting
         if waiting >= self.bounds.waiting:
-            raise QueueFull(
+            error = QueueFull(
                 f"Exceeds maximum queue size: {waiting} requests wait for model '{self._name}'; "
                 f"{self._advice(self.bounds.keys.waiting)} (now {self.bounds.waiting})"
             )
+            error.retry_after_s = self.wait_s()
+            raise error
 
     def count_waiting(self, batch: Batch) -> None:
         """Count one more request that waits. One that was split over several batches waits for ``batch``, its first."""
@@ -274,6 +285,25 @@ class Budget:
         if batch.requests:
             self.waiting -= batch.requests
             batch.requests = 0
+
+    # --- refusals ----------------------------------------------------------------------------------------------------
+
+    def wait_s(self) -> float:
+        """Seconds until what is under way now will have left."""
+        row_ns = 0.0
+        lane = next(iter(self._open_batches), None)
+        if lane is not None:
+            # By what runs take, where nothing was measured yet: of a full batch, or of whatever there was.
+            for size in range(len(lane.wall_ns) - 1, 0, -1):
+                if lane.wall_ns[size]:
+                    row_ns = lane.wall_ns[size] / (1 << size - 1)
+                    break
+        return self._drain.wait_s(self.rows, self.left, row_ns)
+
+    def _overloaded(self, text: str, bound: int, more: int) -> Overloaded:
+        error = Overloaded(text, bound, more)
+        error.retry_after_s = self.wait_s()
+        return error
 
     def _advice(self, keys: str) -> str:
         return f"try again later, or raise {keys} in its {self.bounds.keys.file}"

@@ -469,6 +469,7 @@ class SuperTensor:
         budget = self.budget
         self.queue.running.discard(batch)
         budget.rows -= batch.counted
+        budget.left += batch.counted
         budget.memory_bytes -= batch.memory_bytes
         if batch.rows >= batch.room and not batch.lent_at:
             self.lanes.widen_after(batch)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from toutates.engine.drain import Drain
 from toutates.engine.result import BatchResult, PendingRequest
 from toutates.system.errors import Overloaded
 
@@ -32,12 +33,14 @@ class Inflight:
     Attributes:
         count: requests whose rows are in a batch that has not come back. A request whose caller has left counts until
             then, because its rows take their place until then.
+        left: requests that have left so far.
     """
 
-    __slots__ = ("_refusal", "count", "most")
+    __slots__ = ("_drain", "_refusal", "count", "left", "most")
 
     def __init__(self, most: int, total: int) -> None:
-        self.count = 0
+        self.count = self.left = 0
+        self._drain = Drain()
         self.most = most
         of_total = "" if most == total else f", {most} of them on the worker that has this connection"
         self._refusal = (
@@ -48,14 +51,18 @@ class Inflight:
     @property
     def refusal(self) -> Overloaded:
         """The error of a request that is one too many."""
-        return Overloaded(self._refusal)
+        error = Overloaded(self._refusal)
+        error.retry_after_s = self._drain.wait_s(self.count, self.left)
+        return error
 
     def leaving(self, finish: Callable[[BatchResult], None]) -> Callable[[BatchResult], None]:
         """A function that takes the requests of a batch off the count, and then calls ``finish``."""
 
         def leave_and_finish(result: BatchResult) -> None:
             if not result.more:
-                self.count -= _ended(result.pending)
+                ended = _ended(result.pending)
+                self.count -= ended
+                self.left += ended
             finish(result)
 
         return leave_and_finish

@@ -568,11 +568,11 @@ class InferService:
         if call is not None and type(error) is Overloaded and error.share and self._has_its_share(call, error.share):
             return OwnRequestsFirst(str(error))
         self._count_refusal(error, version)
-        return (
-            error
-            if isinstance(error, WouldBeLate) or type(error) in (Overloaded, InvalidSequence)
-            else type(error)(request_prefix(self._transport.request_id(id_field)) + str(error))
-        )
+        if isinstance(error, WouldBeLate) or type(error) in (Overloaded, InvalidSequence):
+            return error
+        named = type(error)(request_prefix(self._transport.request_id(id_field)) + str(error))
+        named.retry_after_s = error.retry_after_s
+        return named
 
     def _has_its_share(self, call: Any, share: int) -> bool:
         """Whether a request can wait, and others of its connection are under way, ``share`` of them at least."""

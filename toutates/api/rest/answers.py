@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from http import HTTPStatus
-from math import ceil
 from typing import Any, Final, NamedTuple
 
 from toutates.system.errors import (
@@ -30,6 +29,7 @@ from toutates.system.errors import (
     Unsupported,
 )
 from toutates.system.json_text import encode_json
+from toutates.system.retry import retry_after_ms
 
 __all__ = [
     "EMPTY",
@@ -109,8 +109,11 @@ def access_fields(error: RequestError) -> bytes:
     """Header fields that say what a refused caller has to send, or when to come again (RFC 9110 section 11.6.1)."""
     if isinstance(error, Unauthenticated):
         return b"www-authenticate: Bearer\r\n"
-    # Whole seconds are all that the field can say (section 10.2.3); a text may have milliseconds.
-    return b"" if error.retry_after_s is None else b"retry-after: %d\r\n" % max(1, ceil(error.retry_after_s))
+    after_ms = retry_after_ms(error)
+    if after_ms is None:
+        return b""
+    # Whole seconds are all that the field can say (section 10.2.3). OpenAI's clients know one of milliseconds.
+    return b"retry-after-ms: %d\r\nretry-after: %d\r\n" % (after_ms, max(1, -(-after_ms // 1_000)))
 
 
 def allow_field(methods: Collection[str]) -> bytes:

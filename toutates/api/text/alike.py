@@ -334,6 +334,7 @@ class _AlikeCrowd(Crowd):
         inflight = self._work.inflight
         if inflight is not None:
             inflight.count -= len(done.vectors) - others
+            inflight.left += len(done.vectors) - others
         return answered, added
 
     def add(self, first: int) -> None:

@@ -32,16 +32,13 @@ _STATUSES: Final[dict[Kind, tuple[int, str, str | None]]] = {
     Kind.FAILED: (500, "server_error", None),
 }
 _REFUSED: Final = (400, "invalid_request_error", None)
-#: When to try again. Queues here are short: they hold what is computed within tens of milliseconds.
-_RETRY: Final = b"retry-after-ms: 100\r\nretry-after: 1\r\n"
 
 
 def refuse(problem: Problem) -> Answer:
     """OpenAI's object of an error."""
     status, kind, code = _STATUSES.get(problem.kind, _REFUSED)
     error = {"message": str(problem), "type": kind, "param": problem.param or None, "code": code}
-    answer = json_answer({"error": error}, status)
-    return answer._replace(fields=answer.fields + _RETRY) if status == 429 else answer
+    return json_answer({"error": error}, status)
 
 
 FORM: Final = Form(refuse)

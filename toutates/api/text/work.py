@@ -563,6 +563,7 @@ class _Request:
             self._counted = False
             assert self._work.inflight is not None
             self._work.inflight.count -= 1
+            self._work.inflight.left += 1
         if error is None:
             return
         if self._call.open:

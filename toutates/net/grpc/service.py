@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from copy import copy
 from functools import lru_cache, partial
-from math import ceil
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -34,6 +33,7 @@ from toutates.net.grpc.streaming import ServerStream
 from toutates.net.http2.plain import PlainHttp
 from toutates.net.worker import Worker
 from toutates.system.errors import RequestError
+from toutates.system.retry import retry_after_ms
 
 __all__ = ["GrpcService", "retry_metadata"]
 
@@ -46,13 +46,13 @@ MAX_UNREAD_BYTES: Final = 4 * 1024 * 1024
 
 def retry_metadata(error: RequestError) -> Metadata:
     """What tells a caller when to try again: the field of HTTP, and gRPC's own for retry policies (gRFC A6)."""
-    after_s = error.retry_after_s
-    return () if after_s is None else _retry_metadata(ceil(1_000 * after_s))
+    after_ms = retry_after_ms(error)
+    return () if after_ms is None else _retry_metadata(after_ms)
 
 
 @lru_cache(maxsize=64)
 def _retry_metadata(after_ms: int) -> Metadata:
-    return ("retry-after", str(max(1, ceil(after_ms / 1_000)))), ("grpc-retry-pushback-ms", str(after_ms))
+    return ("retry-after", str(max(1, -(-after_ms // 1_000)))), ("grpc-retry-pushback-ms", str(after_ms))
 
 
 class GrpcService(Service):
