@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
+import tarfile
 from collections.abc import Iterator
 from functools import partial
+from io import BytesIO
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -207,6 +212,38 @@ def test_folders_of_a_model_are_no_warning_unless_they_may_be_versions(server: S
     passed = [line for line in server.log.splitlines() if "identity" in line and "is passed over" in line]
     assert len(passed) == 2
     assert {"'02'", "'v3'"} == {f"'{Path(line.split(chr(39))[1]).name}'" for line in passed}
+
+
+def test_an_environment_that_a_load_brings_goes_with_its_version(client: Any, isolation: str) -> None:
+    if isolation != "process":
+        pytest.skip("a thread has no environment")
+    marker = f"bin/{uuid4().hex}"
+    packed = BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        program = f'#!/bin/sh\nexec {sys.executable} "$@"\n'
+        for name, text in (("bin/activate", ""), ("bin/python", program), (marker, "")):
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(text), 0o755
+            archive.addfile(member, BytesIO(text.encode()))
+    code = (
+        python_models.HEAD
+        + "    def execute(self, requests):\n        return [answer(r, input_of(r) + 1) for r in requests]"
+    )
+    tensor = {"name": "x", "data_type": "TYPE_FP32", "dims": [4]}
+    where = {"EXECUTION_ENV_PATH": {"string_value": "$$TRITON_MODEL_DIRECTORY/env.tar"}}
+    config = {"backend": "python", "max_batch_size": 8, "input": [tensor], "output": [{**tensor, "name": "y"}]}
+    files = {"file:1/model.py": code.encode(), "file:env.tar": packed.getvalue()}
+
+    def unpacked() -> list[Path]:
+        return list(Path(gettempdir()).glob(f"toutates-environments-*/*/{marker}"))
+
+    for _ in range(2):
+        client.load_model("with_environment", config=json.dumps({**config, "parameters": where}), files=files)
+        assert np.array_equal(client.infer("with_environment", [ones()]).as_numpy("y"), np.full((1, 4), 2))
+        # Of the load before, nothing is left; it is removed beside the server's work.
+        wait_until(lambda: len(unpacked()) == 1)
+    client.unload_model("with_environment")
+    wait_until(lambda: not unpacked())
 
 
 def test_files_of_a_load_may_begin_with_the_folder_as_their_root(client: Any) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import wait_until
 from toutates.backends.python.environments import Environments
 from toutates.backends.python.process import Interpreter
 from toutates.system.errors import ModelLoadError
@@ -256,6 +257,41 @@ def test_an_environment_may_be_a_zip(tmp_path: Path) -> None:
     environments = Environments()
     folder = Path(environments.interpreter(str(archive), tmp_path).command[0]).parent.parent
     assert (folder / "lib64" / "a.py").read_text() == "a = 1"
+
+
+def test_what_came_out_goes_with_the_last_version_that_needs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    (tmp_path / "scratch").mkdir()
+    archive = make_archive(tmp_path / "env.tar.gz", OF_ENVIRONMENT)
+    environments = Environments()
+    first, second = (environments.interpreter(str(archive), tmp_path) for _ in range(2))
+    first.release()
+    assert Path(second.command[0]).exists()
+    second.release()
+    wait_until(lambda: not list((tmp_path / "scratch").glob("*/*")))
+    again = environments.interpreter(str(archive), tmp_path)
+    assert Path(again.command[0]).exists()
+    # A folder of the model's own is nobody's to remove.
+    environments.interpreter(str(make_folder(tmp_path / "own")), tmp_path).release()
+    assert (tmp_path / "own" / "bin" / "python").exists()
+
+
+@pytest.mark.parametrize("make", [tar_of, zip_of])
+def test_all_links_together_are_bounded(tmp_path: Path, make: Callable[..., Path]) -> None:
+    # Each is followed by all that come after it, and has as many components as a name may have.
+    way = "a/.." + "/a/.." * 800
+    links = [(f"l{number}", LINK, f"{way}/l{number + 1}") for number in range(100)]
+    archive = make(tmp_path / "environment", ("a/", FOLDER, ""), *links)
+    with pytest.raises(ModelLoadError, match="is one of too many long links"):
+        Environments().interpreter(str(archive), tmp_path)
+
+
+def test_many_short_links_are_not_refused(tmp_path: Path) -> None:
+    links = [(f"lib/x{number}.so", LINK, f"../lib/./x{number}.so.1") for number in range(2_000)]
+    archive = tar_of(tmp_path / "environment", ("lib/", FOLDER, ""), *links)
+    assert Path(Environments().interpreter(str(archive), tmp_path).command[0]).name == "python"
 
 
 def test_what_comes_out_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

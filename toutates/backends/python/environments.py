@@ -1,17 +1,19 @@
 """``EXECUTION_ENV_PATH``: the environment that a model's processes run in, a folder or an archive of conda-pack.
 
-An archive is unpacked once for all models that name it (``environment_archives``).
+An archive is unpacked once for all models that name it (``environment_archives``), and what came out of it is removed
+with the last of them.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import tempfile
 import threading
 import weakref
+from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Final
 
 from toutates.backends.python.environment_archives import unpack_environment
@@ -32,6 +34,9 @@ class Environments:
         self._folder: Path | None = None
         #: by path, size and time of an archive
         self._unpacked: dict[tuple[str, int, int], Path] = {}
+        #: by folder, how many versions need it
+        self._uses: dict[Path, int] = {}
+        self._count = 0
 
     def interpreter(self, given: str, model_dir: Path) -> Interpreter:
         """What runs the processes of a model. Blocks while an archive is unpacked.
@@ -58,8 +63,8 @@ class Environments:
         elif not os.access(python, os.X_OK):
             problem = f"EXECUTION_ENV_PATH '{path}' has no program bin/python"
         if problem:
-            if folder != path:
-                self._remove(folder)
+            if self._let_go(folder):
+                shutil.rmtree(folder, ignore_errors=True)
             raise ModelLoadError(problem)
         found = {"VIRTUAL_ENV": str(folder), "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"}
         if (folder / "conda-meta").exists():
@@ -69,13 +74,25 @@ class Environments:
                 "PATH": found["PATH"],
                 "LD_LIBRARY_PATH": f"{folder / 'lib'}{os.pathsep + libraries if libraries else ''}",
             }
-        return Interpreter((str(python),), {**found, "PYTHONHOME": ""} if "PYTHONHOME" in os.environ else found)
+        own = {**found, "PYTHONHOME": ""} if "PYTHONHOME" in os.environ else found
+        return Interpreter((str(python),), own, release=partial(self._release, folder))
 
-    def _remove(self, folder: Path) -> None:
-        """Remove what an archive has left that is no environment: the next try unpacks it again."""
+    def _let_go(self, folder: Path) -> bool:
+        """One version less needs a folder. Returns whether it was the last: the next one unpacks the archive again."""
         with self._lock:
+            if folder not in self._uses:
+                return False  # it was not unpacked
+            self._uses[folder] -= 1
+            if self._uses[folder]:
+                return False
+            del self._uses[folder]
             self._unpacked = {key: own for key, own in self._unpacked.items() if own != folder}
-            shutil.rmtree(folder, ignore_errors=True)
+            return True
+
+    def _release(self, folder: Path) -> None:
+        """``_let_go``, and remove what nobody needs: beside the caller, because it may take seconds."""
+        if self._let_go(folder):
+            Thread(target=shutil.rmtree, args=(folder, True), name="environment-removal").start()
 
     def _unpack(self, archive: Path) -> Path:
         status = archive.stat()
@@ -83,16 +100,19 @@ class Environments:
         with self._lock:
             known = self._unpacked.get(key)
             if known is not None and known.is_dir():
+                self._uses[known] += 1
                 return known
             if self._folder is None:
                 self._folder = Path(tempfile.mkdtemp(prefix="toutates-environments-"))
                 weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-            name = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
-            folder = self._folder / name
+            # A name of its own: what the same archive has left may be under way out.
+            self._count += 1
+            folder = self._folder / str(self._count)
             try:
                 unpack_environment(archive, folder)
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
             self._unpacked[key] = folder
+            self._uses[folder] = 1
             return folder

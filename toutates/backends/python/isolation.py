@@ -193,8 +193,10 @@ class Processes:
         self.free()
 
     def free(self) -> None:
-        """No process is started any more: close the file of the memory."""
+        """No process is started any more: close the file of the memory, and let go of the environment, once."""
         self._arena.close()
+        interpreter, self._interpreter = self._interpreter, Interpreter(environment=self._interpreter.environment)
+        interpreter.release()
 
     def _start(self, name: str) -> ModelProcess:
         code = self._code

@@ -231,7 +231,11 @@ class _Loading:
             interpreter = environments.interpreter(environment, version.model_dir)
             if kept is not None:
                 interpreter = replace(interpreter, kept=frozenset(map(str.strip, kept.split(","))))
-            self.isolation = Processes(code, interpreter, reader, limits, get_table, loads, under_way)
+            try:
+                self.isolation = Processes(code, interpreter, reader, limits, get_table, loads, under_way)
+            except BaseException:
+                interpreter.release()
+                raise
         elif own := [key for key in ("EXECUTION_ENV_PATH", "toutates.environment") if key in parameters]:
             raise ConfigurationError(
                 "a thread of the server has no environment of its own",

@@ -105,11 +105,13 @@ class Interpreter:
         command: its start.
         environment: variables that are set beside the server's.
         kept: names of the server's variables that it gets; None for all.
+        release: to be called once no process of it is left, and none is started any more.
     """
 
     command: Sequence[str] = (sys.executable,)
     environment: Mapping[str, str] = field(default_factory=dict)
     kept: frozenset[str] | None = None
+    release: Callable[[], object] = field(default=lambda: None, compare=False)
 
     def variables(self) -> dict[str, str]:
         """The environment of its processes."""

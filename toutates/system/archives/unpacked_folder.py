@@ -20,6 +20,8 @@ __all__ = ["BadEntry", "UnpackedFolder", "parts_of"]
 _MAX_NAME: Final = 4_095
 #: Links on one way, as in Linux.
 _MAX_LINKS: Final = 40
+#: Components of all links together that are followed, in less than a second: environments have fewer by far.
+_MAX_STEPS: Final = 2_000_000
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -147,16 +149,21 @@ class UnpackedFolder:
         """See that no link leads out of the folder, by whatever others.
 
         Raises:
-            BadEntry: one does.
+            BadEntry: one does, or they are more and longer than those of any environment.
         """
+        steps = 0
         for parts in self._links:
-            self._follow(parts)
+            steps += self._follow(parts, _MAX_STEPS - steps)
 
-    def _follow(self, link: Parts) -> None:
+    def _follow(self, link: Parts, most: int) -> int:
+        """See where a link leads, in ``most`` steps; returns how many it took."""
         at: list[str] = []
         left = list(reversed(link))
-        links = 0
+        links = steps = 0
         while left:
+            steps += 1 + (len(at) >> 4)  # a look takes as long as the way is
+            if steps > most:
+                raise BadEntry("/".join(link)[:200], "is one of too many long links")
             part = left.pop()
             if part in ("", "."):
                 continue
@@ -170,9 +177,12 @@ class UnpackedFolder:
             if target is not None:
                 links += 1
                 if links > _MAX_LINKS:
-                    return  # the system follows it nowhere
+                    break  # the system follows it nowhere
                 at.pop()
-                left += reversed(target.split("/"))
+                pieces = target.split("/")
+                steps += len(pieces) >> 4
+                left += reversed(pieces)
+        return steps
 
     def _reach(self, parts: Sequence[str], *, make: bool = True) -> int:
         """The descriptor of a folder, which is made if need be; it is valid until the next call."""
