@@ -78,6 +78,7 @@ source. It is accepted, and not shown by `--help`.
 
 #: What the page says of a setting beside the one line of ``--help``.
 DETAILS = {
+    "http-half-close": "Without it they have left; see [rest.md](rest.md#callers-that-leave)",
     "api-key-file": "It is read again when it is replaced; see [keys](text-apis.md#keys)",
     "access-file": "It is read again when it changes; see [access.md](access.md)",
     "custom-op-libraries": (

@@ -125,6 +125,7 @@ EFFECTS: Final[list[tuple[str, str, str, object]]] = [
         "rest",
         RestSettings(cross_origin=("https://app.example", "http://localhost", "http://[::1]:3000")),
     ),
+    ("--http-half-close", "true", "rest", RestSettings(half_close=True)),
     ("--http-header-forward-pattern", "^x-", "rest", RestSettings(forwarded=re.compile("^x-", re.IGNORECASE))),
     ("--grpc-header-forward-pattern", "^x-", "grpc_forwarded", re.compile("^x-", re.IGNORECASE)),
     ("--metrics-addr", "[::1]:99", "metrics_addr", Address("::1", 99)),

@@ -111,14 +111,14 @@ class ServerProcess:
         """How many file descriptors it has."""
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
-    def open_connections(self) -> int:
-        """How many connections it has not closed, whatever has become of their clients."""
+    def open_connections(self, port: int = 0) -> int:
+        """How many connections to a port it has not closed, whatever has become of their clients; 0 for gRPC's port."""
         count = 0
         for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
             _, local, remote, *_, inode = line.split()[:10]
             is_listening = remote.endswith(":0000")
             # What only the kernel still remembers (TIME_WAIT) belongs to no file.
-            count += local.endswith(f":{self.port:04X}") and not is_listening and inode != "0"
+            count += local.endswith(f":{port or self.port:04X}") and not is_listening and inode != "0"
         return count
 
     def stop(self, number: int = signal.SIGTERM) -> int:

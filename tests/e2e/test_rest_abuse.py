@@ -455,11 +455,10 @@ def test_many_connections_that_leave_in_the_middle_leave_nothing(way: Plain, nei
 
 
 @both
-def test_a_client_that_ends_its_side_is_answered(way: Plain, neighbour: Peer) -> None:
+def test_a_client_that_ends_its_side_is_let_go(way: Plain, neighbour: Peer) -> None:
     with way.peer() as peer:
         peer.sock.sendall(infer() + get("/v2"))
         socket.socket.shutdown(peer.sock, socket.SHUT_WR)
-        assert peer.read().document["outputs"][0]["data"] == [-1, -2]
-        assert peer.read().document["name"] == "triton"
-        assert over(peer)
+        while peer.sock.recv(65_536):  # what was answered before its end was seen
+            pass
     ask_honestly(neighbour)

@@ -167,7 +167,7 @@ class Driven:
         return self._requests(self.driver.go_on(0))
 
     def receive_end(self) -> None:
-        self.driver.receive_end(unsent=False)
+        self.driver.receive_end(answered=True, unsent=False)
 
     def take_output(self) -> list[Any]:
         return self.http.take_output()

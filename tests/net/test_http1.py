@@ -25,12 +25,14 @@ from toutates.net.http1.service import MAX_PIPELINED, HttpService
 
 
 @contextmanager
-def serving(limits: Limits | None = None, **more: Any) -> Iterator[tuple[Running, EchoHandler]]:
+def serving(
+    limits: Limits | None = None, *, half_close: bool = False, **more: Any
+) -> Iterator[tuple[Running, EchoHandler]]:
     """A worker that speaks HTTP/1.1 and gRPC on one port, and what answers its requests."""
     handler = EchoHandler()
 
     def serve(worker: Worker, grpc: GrpcService) -> Service:
-        return ByFirstBytes(grpc, HttpService(worker, handler), grpc)
+        return ByFirstBytes(grpc, HttpService(worker, handler, half_close=half_close), grpc)
 
     with running(limits, serve=serve, **more) as server:
         yield server, handler

@@ -448,6 +448,14 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
             unset="none",
         ),
         Flag(
+            "http-half-close",
+            "BOOL",
+            "answer clients of HTTP/1.1 that end their side of the connection, as `nc -N` does",
+            "false",
+            boolean,
+            bare="true",
+        ),
+        Flag(
             "http-header-forward-pattern",
             "REGEX",
             "give models the header fields whose names this regular expression matches, as parameters",

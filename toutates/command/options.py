@@ -48,6 +48,7 @@ def make_options(settings: Settings) -> Options:
                     parse_restrictions(settings["http-restricted-api"], HTTP_FLAG),
                     _pattern(settings, "http-header-forward-pattern"),
                     settings["cors-origin"] or (),
+                    settings["http-half-close"],
                 ),
                 "max_concurrent_connections": settings[LIMIT + "connections"],
                 "max_buffered_bytes": settings[LIMIT + "server_buffer"],

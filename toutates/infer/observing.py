@@ -22,7 +22,7 @@ from toutates.engine.result import PendingRequest, StepTiming, Timing
 from toutates.infer.call import Call, Transport
 from toutates.infer.plan import Plan
 from toutates.models.table import ServedVersion
-from toutates.system.errors import Cancelled, RequestError, TooLate
+from toutates.system.errors import CallerLeft, RequestError, TooLate
 
 __all__ = ["STEPS_INTERVAL", "FirstSteps", "Observation", "Observer", "Sampling", "Sink"]
 
@@ -220,7 +220,7 @@ class Observer:
                 calls.append(call)
                 if not call.open:
                     late = call.deadline_ns <= time.monotonic_ns()
-                    call.context.error = TooLate if late else Cancelled
+                    call.context.error = TooLate if late else CallerLeft
         return calls
 
     def are_over(self, calls: Iterable[Call], timing: Timing, batch_rows: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from toutates.infer.call import Handler, Transport
 from toutates.infer.parking import Parking
-from toutates.system.errors import Cancelled, ExecutionFailed, NotLoaded, RequestError
+from toutates.system.errors import CallerLeft, ExecutionFailed, NotLoaded, RequestError
 
 __all__ = ["LateHandling", "WaitingRequests"]
 
@@ -181,5 +181,5 @@ class _Waiting:
         self._requests.give_up(self._call, self._message, error, self._size, has_left=False)
 
     def leave(self) -> None:
-        error = Cancelled("the client has left")
+        error = CallerLeft("the client has left")
         self._requests.give_up(self._call, self._message, error, self._size, has_left=True)

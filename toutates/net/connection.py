@@ -230,6 +230,9 @@ class Service(Protocol):
     connection, and nothing else.
     """
 
+    #: whether a peer that sends no more is answered what it has asked for
+    answers_half_closed: bool = False
+
     @property
     def parts(self) -> Sequence[Service]:
         """The services that it hands connections to."""
@@ -259,11 +262,11 @@ class Service(Protocol):
         """
 
     def receive_end(self, link: Any) -> list[Any] | None:
-        """The peer sends no more.
+        """The peer sends no more. Unless ``answers_half_closed`` is set, it has left, and its requests are over.
 
         Returns:
             The events of that, while something is still to be sent; the connection has to end itself when everything
-            is. None where nothing is, or where such a peer has left, as by HTTP/2: it is closed at once.
+            is. None where nothing is: it is closed at once.
         """
         return None
 

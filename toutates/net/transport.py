@@ -24,6 +24,7 @@ __all__ = [
     "AWAIT_NS",
     "EPOLLIN",
     "EPOLLOUT",
+    "EPOLLRDHUP",
     "LARGE_READ_BYTES",
     "LEAST_AWAITED_BYTES",
     "MOST_AWAITED_BYTES",
@@ -58,6 +59,7 @@ MOST_SENT_BYTES: Final = 1_048_576 + 65_536
 
 EPOLLIN: Final = select.EPOLLIN
 EPOLLOUT: Final = select.EPOLLOUT
+EPOLLRDHUP: Final = select.EPOLLRDHUP
 
 
 _readv: Final = ctypes.CDLL(None, use_errno=True).readv
@@ -152,7 +154,7 @@ class Transport:
         self.dropped = False
         #: whether reading pauses, because the driver has not handled yet what was read
         self.paused = False
-        #: the peer sends no more, and waits for answers: nothing is read
+        #: the peer sends no more, and something is still sent to it: nothing is read
         self.peer_ended = False
         self._epoll = epoll
         self._max_unsent_bytes = max_unsent_bytes
@@ -349,10 +351,15 @@ class Transport:
             unsent[0] = unsent[0][count:]
 
     def _watch(self, *, sending: bool) -> None:
-        """Watch for what the transport can use: room while it is ``sending``, requests unless too many bytes wait."""
+        """Watch for what the transport can use: room while it is ``sending``, requests unless too many bytes wait.
+
+        While no requests are read, it is watched for the peer's end where that ends them: it would not be read either.
+        """
         mask = EPOLLOUT if sending else 0
         if self.closing or not (self.congested or self.paused or self.peer_ended):
             mask |= EPOLLIN
+        elif not (self.peer_ended or self.service.answers_half_closed):
+            mask |= EPOLLRDHUP
         if mask != self._mask:
             self._mask = mask
             self._epoll.modify(self.fd, mask)

@@ -13,7 +13,9 @@ from toutates.net.closing import Closing
 from toutates.net.schedule import Schedule
 from toutates.net.transport import (
     AWAIT_NS,
+    EPOLLIN,
     EPOLLOUT,
+    EPOLLRDHUP,
     LEAST_AWAITED_BYTES,
     MOST_AWAITED_BYTES,
     PACE_NS,
@@ -68,10 +70,8 @@ class Turns:
             mask: what the epoll says of it.
             now_ns: the time of this round.
         """
-        if mask & EPOLLOUT:
-            self._send_unsent(transport)
-            if not mask & ~EPOLLOUT or transport.dropped or transport.peer_ended:
-                return
+        if mask != EPOLLIN and self._is_served(transport, mask):
+            return
         if transport.connection.direct and self._receive_directly(transport, now_ns):
             return
         try:
@@ -237,6 +237,17 @@ class Turns:
                 transport.alike = DOUBTED
             self._await_nothing(transport)
 
+    def _is_served(self, transport: Transport, mask: int) -> bool:
+        """Send what the socket takes, and end requests of a peer that has left; whether nothing is to be read."""
+        if mask & EPOLLOUT:
+            self._send_unsent(transport)
+            if not mask & ~EPOLLOUT or transport.dropped or transport.peer_ended:
+                return True
+        if mask & EPOLLRDHUP:  # which is watched for while nothing is read
+            self._end_of_peer(transport)
+            return True
+        return False
+
     def _send_unsent(self, transport: Transport) -> None:
         if not transport.send_unsent():
             self._closing.drop(transport)
@@ -246,7 +257,7 @@ class Turns:
             self._closing.close_if_drained(transport)
 
     def _end_of_peer(self, transport: Transport) -> None:
-        """The peer sends no more. It may wait for answers, if its protocol knows that; otherwise it has left."""
+        """The peer sends no more: it has left, or waits for answers (``Service.receive_end``)."""
         events = None
         if not (transport.closing or transport.peer_ended):
             events = transport.service.receive_end(transport)

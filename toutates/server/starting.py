@@ -40,9 +40,10 @@ class StartServices:
         self.grpc = grpc = GrpcService(
             worker, refused, options.grpc_compression, STATUSES, self._date, self._plain(rest)
         )
-        self.http = HttpService(worker, rest, self._date)
+        half_close = options.rest.half_close
+        self.http = HttpService(worker, rest, self._date, half_close=half_close)
         self.port = ByFirstBytes(grpc, self.http, self.http)
-        self._management = HttpService(worker, management, self._date)
+        self._management = HttpService(worker, management, self._date, half_close=half_close)
         self.management = ByFirstBytes(grpc.beside(self._plain(management)), self._management, self._management)
 
     def _plain(self, handler: Handler) -> PlainHttp:

@@ -25,7 +25,8 @@
         ├── TooLate             the answer would come after the caller's deadline
         │   └── WouldBeLate     the same, and it is known before anything is done for the request
         │       └── BeyondTarget  it would come after the model's own latency target
-        ├── Cancelled           the caller has left
+        ├── Cancelled           the request was given up
+        │   └── CallerLeft      by its caller, who has left or waits no more
         ├── Unsupported         the protocol defines it, this server does not offer it
         ├── NotInRepository     the repositories do not give a model that is to be loaded
         ├── AlreadyExists       a model says that something is there already
@@ -49,6 +50,7 @@ __all__ = [
     "AlreadyExists",
     "BeyondTarget",
     "ByError",
+    "CallerLeft",
     "Cancelled",
     "ConfigurationError",
     "ExecutionFailed",
@@ -265,6 +267,10 @@ class BeyondTarget(WouldBeLate):
 
 
 class Cancelled(RequestError):
+    """The request was given up."""
+
+
+class CallerLeft(Cancelled):
     """The caller has left, so that nobody hears of this error; it is counted and logged."""
 
 

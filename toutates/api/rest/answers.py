@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from enum import IntEnum
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
 from toutates.system.errors import (
     AlreadyExists,
     ByError,
+    CallerLeft,
     Cancelled,
     ExecutionFailed,
     Forbidden,
@@ -37,6 +39,7 @@ __all__ = [
     "NOT_FOUND",
     "STATUSES",
     "Answer",
+    "ClientStatus",
     "access_fields",
     "allow_field",
     "error_answer",
@@ -44,8 +47,15 @@ __all__ = [
     "refusal",
 ]
 
+
+class ClientStatus(IntEnum):
+    """What only logs, metrics and traces have, as those of nginx do."""
+
+    CLIENT_CLOSED_REQUEST = 499
+
+
 #: As Triton has them, where it has such an error.
-STATUSES: Final[ByError[HTTPStatus]] = ByError(
+STATUSES: Final[ByError[IntEnum]] = ByError(
     {
         MalformedMessage: HTTPStatus.INTERNAL_SERVER_ERROR,
         InvalidRequest: HTTPStatus.BAD_REQUEST,
@@ -63,6 +73,7 @@ STATUSES: Final[ByError[HTTPStatus]] = ByError(
         Unsupported: HTTPStatus.NOT_IMPLEMENTED,
         AlreadyExists: HTTPStatus.BAD_REQUEST,
         Cancelled: HTTPStatus.BAD_REQUEST,
+        CallerLeft: ClientStatus.CLIENT_CLOSED_REQUEST,
         UnknownFailure: HTTPStatus.BAD_REQUEST,
         ExecutionFailed: HTTPStatus.INTERNAL_SERVER_ERROR,
     }

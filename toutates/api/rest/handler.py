@@ -65,12 +65,14 @@ class RestSettings:
         restrictions: groups of endpoints that only callers with a secret may use.
         forwarded: names of header fields that models get as parameters; None for none.
         cross_origin: origins whose pages may read answers, see ``CrossOrigin``; none for those of no other one.
+        half_close: whether a client of HTTP/1.1 that ends its side of the connection is still answered.
     """
 
     max_input_bytes: int = 67_108_864
     restrictions: tuple[RestrictedProtocol, ...] = ()
     forwarded: re.Pattern[str] | None = None
     cross_origin: tuple[str, ...] = ()
+    half_close: bool = False
 
 
 class Api(Protocol):

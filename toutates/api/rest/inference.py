@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from http import HTTPStatus
 
 from toutates.api.rest.answers import STATUSES
@@ -32,7 +33,7 @@ class RestTransport:
         """Count bytes that are kept for a request."""
         call.hold(size)
 
-    def status_of(self, error: type[RequestError] | None) -> HTTPStatus:
+    def status_of(self, error: type[RequestError] | None) -> IntEnum:
         """The status of a kind of error; OK for None."""
         return HTTPStatus.OK if error is None else STATUSES[error]
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 from http import HTTPStatus
 from typing import Any
 
+from toutates.api.rest.answers import ClientStatus
 from toutates.api.rest.calls import RestHttpCall
 from toutates.api.rest.inference import RestTransport
 from toutates.engine.result import Timing
@@ -17,7 +19,7 @@ from toutates.infer.tracing.context import parse_traceparent
 from toutates.infer.tracing.tracer import WorkerTraces
 from toutates.models.table import ServedVersion
 from toutates.net import Worker
-from toutates.system.errors import Cancelled, InvalidRequest, RequestError
+from toutates.system.errors import CallerLeft, InvalidRequest, RequestError
 
 __all__ = ["TextObserver"]
 
@@ -25,11 +27,11 @@ __all__ = ["TextObserver"]
 class _AnsweredWith(RestTransport):
     """A transport whose requests were answered with one status, which the API has chosen."""
 
-    def __init__(self, worker: Worker, status: HTTPStatus) -> None:
+    def __init__(self, worker: Worker, status: IntEnum) -> None:
         super().__init__(worker)
         self._status = status
 
-    def status_of(self, error: type[RequestError] | None) -> HTTPStatus:
+    def status_of(self, error: type[RequestError] | None) -> IntEnum:
         return self._status
 
 
@@ -107,12 +109,14 @@ class TextObserver:
             self.counters.text_answers = {**answers, key: count}
         self.observer.count(count)
 
-    def left(self, call: RestHttpCall) -> None:
-        """End the observation of a request whose caller has left."""
+    def left(self, call: RestHttpCall, route: str) -> None:
+        """Count a request whose caller has left, and end its observation."""
+        status = ClientStatus.CLIENT_CLOSED_REQUEST
+        self._count(f"{status} {route}", 1)
         if call.context is not None:
-            self._end(call, HTTPStatus.BAD_REQUEST, Cancelled(""))
+            self._end(call, status, CallerLeft(""))
 
-    def _end(self, call: RestHttpCall, status: HTTPStatus, error: RequestError | None) -> None:
+    def _end(self, call: RestHttpCall, status: IntEnum, error: RequestError | None) -> None:
         observation: Observation = call.context
         observation.transport = _AnsweredWith(self.worker, status)
         if error is None:

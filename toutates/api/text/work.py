@@ -39,7 +39,7 @@ from toutates.models.table import ModelTable
 from toutates.net import Worker
 from toutates.net.side_thread import SideThread, outcome_of
 from toutates.protocol.strings import rest
-from toutates.system.errors import Cancelled, ExecutionFailed, NotLoaded, Overloaded, RequestError
+from toutates.system.errors import CallerLeft, ExecutionFailed, NotLoaded, Overloaded, RequestError
 
 __all__ = ["TextWork"]
 
@@ -240,7 +240,7 @@ class TextWork:
         def guarded() -> Any:
             try:
                 if not call.open:
-                    raise Cancelled("the client has left")
+                    raise CallerLeft("the client has left")
                 return work()
             except RequestError as error:
                 # As it is: ``outcome_of`` makes errors anew, of their text alone. Without the frames, which keep much.
@@ -542,7 +542,7 @@ class _Request:
         head = answer_head(length, fields)
         self.end(None)
         if not call.open:
-            self._work.observer.left(call)
+            self._work.observer.left(call, self._route.path)
             return
         self._work.observer.answered(call, self._route.path, 200, None)
         call.responder.reply(call, (head, *pieces), length)
@@ -569,7 +569,7 @@ class _Request:
         if self._call.open:
             self._work.refuse(self._call, self._route, self._form, error)
         else:
-            self._work.observer.left(self._call)
+            self._work.observer.left(self._call, self._route.path)
 
     def fail(self, error: Exception) -> None:
         """The request is over; a bug of ours costs it alone."""

@@ -21,7 +21,7 @@ from toutates.protocol.infer_response import WireTensor
 from toutates.protocol.rest.generate import write_generate_response
 from toutates.protocol.rest.response import InferResponse
 from toutates.protocol.strings import rest
-from toutates.system.errors import Cancelled, InvalidRequest, Overloaded, RequestError
+from toutates.system.errors import CallerLeft, InvalidRequest, Overloaded, RequestError
 
 __all__ = ["GenerateResponses", "RestAnswers"]
 
@@ -135,7 +135,7 @@ class RestAnswers(Answers):
 
         def work() -> InferResponse:
             if not call.open:
-                raise Cancelled("the client has left")
+                raise CallerLeft("the client has left")
             response: InferResponse = call.coded(write(rest))
             return response
 

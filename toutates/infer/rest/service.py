@@ -39,7 +39,7 @@ from toutates.protocol.rest.request import LARGE_JSON_BYTES, Form, InferRequest,
 from toutates.protocol.sequence_parameters import Said, said_in
 from toutates.protocol.signature import Signature
 from toutates.protocol.strings import rest
-from toutates.system.errors import Cancelled, ExecutionFailed, NotLoaded, Overloaded, RequestError, Unsupported
+from toutates.system.errors import CallerLeft, ExecutionFailed, NotLoaded, Overloaded, RequestError, Unsupported
 
 __all__ = ["RestInferService"]
 
@@ -323,7 +323,7 @@ class RestInferService(InferService):
 
         def work() -> InferRequest | _FlatRequest:
             if not call.open:
-                raise Cancelled("the client has left")
+                raise CallerLeft("the client has left")
             return read()
 
         def job() -> Callable[[], None]:

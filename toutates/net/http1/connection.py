@@ -226,17 +226,22 @@ class HttpConnection(Connection):
             self._waits_for_room = False
             self._worker.go_on(self.link)
 
-    def receive_end(self, *, unsent: bool) -> list[Any] | None:
-        """The peer sends no more. What it has asked for in full is answered; what is not whole is refused.
+    def receive_end(self, *, answered: bool, unsent: bool) -> list[Any] | None:
+        """The peer sends no more. A request that is not whole is refused.
 
         Args:
+            answered: whether the peer is answered what it has asked for in full. Else it has left: its requests are
+                over, and only answers that were complete are still sent.
             unsent: whether the socket has not taken all answers yet.
 
         Returns:
             Events; None where nothing is left to be answered or sent.
         """
         http = self._http
-        http.receive_end()
+        if http.unanswered and not answered:
+            http.lose()
+        else:
+            http.receive_end()
         if self._closed or (http.finished and not (http.has_output or unsent)):
             return None
         return self._after([])

@@ -112,9 +112,18 @@ class HttpService(Service):
         worker: whose connections these are.
         handler: answers the requests.
         fields: gives the fields that every answer has, such as its date; None for none.
+        half_close: whether a client that ends its side is answered what it has asked for, see ``receive_end``.
     """
 
-    def __init__(self, worker: Worker, handler: Handler, fields: Callable[[], bytes] | None = None) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        handler: Handler,
+        fields: Callable[[], bytes] | None = None,
+        *,
+        half_close: bool = False,
+    ) -> None:
+        self.answers_half_closed = half_close
         self._worker = worker
         self._fields = fields
         self._handler = handler
@@ -171,8 +180,14 @@ class HttpService(Service):
             self._worker.leave(link, "")
 
     def receive_end(self, link: Any) -> list[Any] | None:
-        """The peer sends no more, as ``nc -N`` and scripts do behind their last request: it is answered first."""
-        events: list[Any] | None = link.connection.receive_end(unsent=link.unsent_bytes > 0)
+        """The peer sends no more: it has left, which is how clients cancel and time out.
+
+        Some end their side behind their last request and wait for the answer, as ``nc -N`` does. Nobody can tell the
+        two apart, so operators say whether such clients are to be expected.
+        """
+        events: list[Any] | None = link.connection.receive_end(
+            answered=self.answers_half_closed, unsent=link.unsent_bytes > 0
+        )
         return events
 
     def is_wanted(self, event: Any) -> bool:

@@ -159,7 +159,7 @@ OWN: Final = (
         "requests",
         "Answers of the [APIs for text](text-apis.md), by route and HTTP status.",
         "Many with 401: keys are missing or wrong; 404: a model that is not served; 429: more load than the models "
-        "take.",
+        "take; 499: clients gave up.",
         Presence.TEXTS,
     ),
     MetricSpec(

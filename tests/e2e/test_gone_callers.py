@@ -1,0 +1,234 @@
+"""Callers that end their connection, as clients of HTTP do when they time out: what has not begun is never begun.
+
+A model counts its executions. One is under way, others wait behind it whose callers leave, and one stays: what is run
+then is counted, and nothing is measured by the clock.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pytest
+import requests
+
+from tests.e2e.http import Peer, get, peer_of, post
+from tests.e2e.process import ServerProcess, running
+from tests.e2e.python_models import add_model
+from tests.ensembles import add_ensemble, pbtxt, step
+from tests.waiting import PATIENCE_S, wait_until
+
+#: Says what it runs, one line for each request, and then waits as long as the file "held" is there.
+SLOW: Final = """
+def initialize(self, args):
+    self.folder = args["model_repository"]
+
+def execute(self, requests):
+    for request in requests:
+        with open(self.folder + "/runs", "a") as file:
+            file.write("%d\\n" % input_of(request).flat[0])
+    while os.path.exists(self.folder + "/held"):
+        time.sleep(0.002)
+    return [answer(request, input_of(request)) for request in requests]
+"""
+
+#: Sends responses until nobody waits for them, and says so.
+ENDLESS: Final = """
+def initialize(self, args):
+    self.folder = args["model_repository"]
+
+def execute(self, requests):
+    for request in requests:
+        sender, count = request.get_response_sender(), 0
+        while not sender.is_cancelled():
+            count += 1
+            if count < 100:
+                sender.send(answer(request, input_of(request)))
+            time.sleep(0.002)
+        with open(self.folder + "/runs", "a") as file:
+            file.write("%d\\n" % request.is_cancelled())
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+#: Calls "slow" twice, one call after the other.
+CALLER: Final = """
+def execute(self, requests):
+    answers = []
+    for request in requests:
+        for _ in range(2):
+            given = [pb_utils.Tensor("x", input_of(request))]
+            made = pb_utils.InferenceRequest(model_name="slow", requested_output_names=["y"], inputs=given).exec()
+            if made.has_error():
+                break
+        answers.append(answer(request, input_of(request)) if not made.has_error() else
+                       pb_utils.InferenceResponse([], made.error()))
+    return answers
+"""
+
+STAYS: Final = 7
+UNDER_WAY: Final = 1
+LEAVES: Final = 2
+CALLERS: Final = 5
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("repository")
+    add_model(root, "slow", SLOW, rows=1)
+    add_model(root, "batched", SLOW, rows=4)
+    add_model(root, "threaded", SLOW, rows=1, isolation="thread")
+    add_model(root, "cached", SLOW, rows=1, more="dynamic_batching {} response_cache { enable: true }")
+    add_model(root, "endless", ENDLESS, more="model_transaction_policy { decoupled: true }")
+    add_model(root, "caller", CALLER)
+    chain = [step("batched", "x=IN", "y=t"), step("slow", "x=t", "y=OUT")]
+    add_ensemble(root, "chain", pbtxt(["IN FP32 [4]"], ["OUT FP32 [4]"], chain))
+    return root
+
+
+FLAGS: Final = (
+    *("--http-addr", "127.0.0.1:0", "--metrics-addr", "127.0.0.1:0", "--cache-config", "local,size=65536"),
+    *("--torchserve-api", "--torchserve-management-addr", "off", "--access-log-rate", "1"),
+)
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with running(repository, tmp_path_factory.mktemp("server"), FLAGS) as process:
+        yield process
+        assert process.stop() == 0
+        assert "Traceback" not in process.log
+
+
+class Model:
+    """A model that says what it runs, and whose runs can be held."""
+
+    def __init__(self, repository: Path, name: str) -> None:
+        self.folder, self.name = repository / name, name
+        self._seen = len(self._all)
+
+    @property
+    def _all(self) -> list[int]:
+        path = self.folder / "runs"
+        return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+    @property
+    def runs(self) -> list[int]:
+        """First values of the requests that have been run since this object was made."""
+        return self._all[self._seen :]
+
+    def hold(self) -> None:
+        """Have runs wait from now on."""
+        (self.folder / "held").touch()
+
+    def release(self) -> None:
+        """Have them go on."""
+        (self.folder / "held").unlink(missing_ok=True)
+
+
+def document(value: int, name: str = "x") -> bytes:
+    tensor = {"name": name, "datatype": "FP32", "shape": [1, 4], "data": [value, 0, 0, 0]}
+    return json.dumps({"inputs": [tensor]}).encode()
+
+
+def infer(model: str, value: int, name: str = "x") -> bytes:
+    return post(f"/v2/models/{model}/infer", document(value, name))
+
+
+def binary(model: str, value: int) -> bytes:
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, 4], "parameters": {"binary_data_size": 16}}
+    head = json.dumps({"inputs": [tensor]}).encode()
+    body = head + np.array([value, 0, 0, 0], np.float32).tobytes()
+    return post(f"/v2/models/{model}/infer", body, f"Inference-Header-Content-Length: {len(head)}")
+
+
+def generate(model: str, value: int) -> bytes:
+    return post(f"/v2/models/{model}/generate", json.dumps({"x": [value, 0, 0, 0]}))
+
+
+def generate_stream(model: str, value: int) -> bytes:
+    return post(f"/v2/models/{model}/generate_stream", json.dumps({"x": [value, 0, 0, 0]}))
+
+
+WAYS: Final = {"JSON": infer, "binary": binary, "generate": generate, "generate_stream": generate_stream}
+
+
+def canceled(server: ServerProcess, model: str) -> float:
+    """Requests to a model whose callers have left."""
+    page = requests.get(f"http://127.0.0.1:{server.http_port}/metrics", timeout=PATIENCE_S).text
+    start = f'nv_inference_request_failure{{model="{model}"'
+    return sum(
+        float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(start) and "CANCELED" in line
+    )
+
+
+@contextmanager
+def under_way(server: ServerProcess, model: Model, octets: bytes) -> Iterator[Peer]:
+    """A request whose run is held, and who waits for its answer."""
+    model.hold()
+    try:
+        with peer_of(server.rest_port) as peer:
+            peer.sock.sendall(octets)
+            wait_until(lambda: model.runs == [UNDER_WAY])
+            yield peer
+    finally:
+        model.release()
+
+
+def abandon(server: ServerProcess, octets: bytes, callers: int = CALLERS) -> None:
+    """Send a request by so many callers who leave, while there is one other connection."""
+    port = server.rest_port
+    with ExitStack() as stack:
+        for _ in range(callers):
+            stack.enter_context(peer_of(port)).sock.sendall(octets)
+        wait_until(lambda: server.open_connections(port) == callers + 1)
+    wait_until(lambda: server.open_connections(port) == 1)
+
+
+def run_beside(server: ServerProcess, model: Model, leaves: bytes, stays: bytes, first: bytes = b"") -> None:
+    """Send a request whose run is held, requests of callers who leave, and one that is answered behind it."""
+    with under_way(server, model, first or infer(model.name, UNDER_WAY)) as one:
+        abandon(server, leaves)
+        with peer_of(server.rest_port) as last:
+            last.sock.sendall(stays)
+            wait_until(lambda: server.open_connections(server.rest_port) == 2)
+            model.release()
+            assert last.read().status == 200
+        assert one.read().status == 200
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_has_not_begun_is_never_begun(server: ServerProcess, repository: Path, way: str) -> None:
+    make, slow = WAYS[way], Model(repository, "slow")
+    before = canceled(server, "slow")
+    run_beside(server, slow, make("slow", LEAVES), make("slow", STAYS))
+    assert slow.runs == [UNDER_WAY, STAYS]
+    wait_until(lambda: canceled(server, "slow") == before + CALLERS)
+
+
+def test_the_log_says_so(server: ServerProcess, repository: Path) -> None:
+    slow = Model(repository, "slow")
+    run_beside(server, slow, infer("slow", LEAVES), infer("slow", STAYS))
+    wait_until(
+        lambda: server.log.count("model=slow version=1 rows=1 batch_rows=1 status=CLIENT_CLOSED_REQUEST") >= CALLERS
+    )
+
+
+def test_with_half_close_a_client_that_ends_its_side_is_answered(repository: Path, tmp_path: Path) -> None:
+    slow = Model(repository, "slow")
+    flags = ("--http-addr", "127.0.0.1:0", "--http-half-close", "--load-models", "slow")
+    with running(repository, tmp_path, flags) as server, peer_of(server.rest_port) as peer:
+        slow.hold()
+        try:
+            peer.sock.sendall(infer("slow", UNDER_WAY) + infer("slow", STAYS) + get("/v2"))
+            peer.sock.shutdown(socket.SHUT_WR)
+            wait_until(lambda: slow.runs == [UNDER_WAY])
+        finally:
+            slow.release()
+        assert [peer.read().status for _ in range(3)] == [200] * 3
+        assert peer.ended()
+    assert slow.runs == [UNDER_WAY, STAYS]
