@@ -3,46 +3,34 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from email.utils import formatdate
-from typing import Final, Protocol
+from functools import partial
+from typing import Final
 
 __all__ = ["HttpDate"]
 
 _SECOND_NS: Final = 1_000_000_000
 
 
-class Clock(Protocol):
-    """What knows the time.
-
-    Attributes:
-        now_ns: monotonic nanoseconds; it may be a little behind.
-    """
-
-    now_ns: int
-
-
 class HttpDate:
-    """Gives the field, as it is sent. Used in one thread: that of a worker, whose clock is read anyway.
-
-    Args:
-        clock: says when a second is over. The time of day is looked at then, and follows its changes.
+    """Has the field, as it is sent. Used in one thread: that of a worker, whose rounds renew it.
 
     Attributes:
-        until_ns: when the field is to be another one, on the clock.
+        field: gives the field. It is read for each answer, and so it is no function of Python.
+        until_ns: monotonic nanoseconds from which on it is to be renewed.
     """
 
-    __slots__ = ("_clock", "_field", "until_ns")
+    __slots__ = ("_text", "field", "until_ns")
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._field = b""
-        self.until_ns = clock.now_ns
+    def __init__(self) -> None:
+        self._text = {"date": b""}
+        self.field: Callable[[], bytes] = partial(self._text.__getitem__, "date")
+        self.until_ns = 0
+        self.renew(time.monotonic_ns())
 
-    def __call__(self) -> bytes:
-        """The field of now."""
-        now_ns = self._clock.now_ns
-        if now_ns >= self.until_ns:
-            second, rest_ns = divmod(time.time_ns(), _SECOND_NS)
-            self._field = b"date: %b\r\n" % formatdate(second, usegmt=True).encode("ascii")
-            self.until_ns = now_ns + _SECOND_NS - rest_ns
-        return self._field
+    def renew(self, now_ns: int) -> None:
+        """Look at the time of day, and so follow its changes."""
+        second, rest_ns = divmod(time.time_ns(), _SECOND_NS)
+        self._text["date"] = b"date: %b\r\n" % formatdate(second, usegmt=True).encode("ascii")
+        self.until_ns = now_ns + _SECOND_NS - rest_ns

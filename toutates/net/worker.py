@@ -42,6 +42,7 @@ from toutates.net.closing import Closing
 from toutates.net.connection import Exchange, Service
 from toutates.net.connection_state import ConnectionState
 from toutates.net.housekeeping import Housekeeper, Traffic
+from toutates.net.http_date import HttpDate
 from toutates.net.incidents import Incidents
 from toutates.net.mailbox import Mailbox
 from toutates.net.poisoned_memory import PoisonedPool
@@ -96,6 +97,7 @@ class Worker:
         tls: what new connections of encrypted listeners shake hands with, this worker's alone; None is plaintext. Set
             before ``run``, later by ``use_tls``.
         now_ns: the time of the current round, monotonic nanoseconds.
+        date: the field ``Date`` of the answers of that round.
         call_soon: runs a callback on the worker's thread, soon and in order. The one member that any thread may call.
             Does nothing visible once ``run`` has ended.
         side: does what would take long on the worker's thread; it ends with the worker.
@@ -123,6 +125,7 @@ class Worker:
         self.services: dict[Service, None] = {}
         self.tls: ssl.SSLContext | None = None
         self.now_ns = time.monotonic_ns()
+        self.date = HttpDate()
         self.traffic = Traffic()
         self.lateness = Lateness()
         self.cpu_clock: int | None = None
@@ -435,7 +438,7 @@ class Worker:
     def work(self) -> None:
         """Run rounds for as long as there is something to do, and for STAY_NS at most."""
         schedule, mailbox, serve = self.schedule, self._mailbox, self._turns.serve
-        transports = self.transports.open
+        transports, date = self.transports.open, self.date
         schedule.in_round = True
         until_ns = time.monotonic_ns() + STAY_NS
         timeout_s = 0.0
@@ -443,6 +446,8 @@ class Worker:
             ready = self._epoll.poll(timeout_s)
             mailbox.wake_up()
             self.now_ns = now_ns = time.monotonic_ns()
+            if now_ns >= date.until_ns:
+                date.renew(now_ns)
             if not self._is_behind:  # else executors have what is left
                 INLINE_TIME.left_ns = MOST_INLINE_NS
             if not ready and not mailbox.callbacks and now_ns < schedule.next_ns:

@@ -50,7 +50,6 @@ from toutates.net.connection import Service
 from toutates.net.first_bytes import ByFirstBytes
 from toutates.net.http1.service import Handler
 from toutates.net.http2.plain import PlainHttp
-from toutates.net.http_date import HttpDate
 from toutates.observe.access_log import AccessLog
 from toutates.repositories.control.model_control import ModelControl
 from toutates.repositories.control.traffic import TrafficControl
@@ -216,7 +215,7 @@ class Services:
             text,
             parking,
         )
-        plain = PlainHttp(worker, rest, HttpDate(worker))
+        plain = PlainHttp(worker, rest, worker.date.field)
         grpc = start.grpc.beside(plain, methods)
         port = ByFirstBytes(grpc, start.http, grpc)
         if options.tls is not None and not options.rest_tls:
