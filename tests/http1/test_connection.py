@@ -166,7 +166,7 @@ def test_nothing_is_read_after_an_answer_that_ends_the_connection() -> None:
 
 def test_an_answer_in_parts_goes_out_as_the_client_can_read_it() -> None:
     def reply(one: Request) -> None:
-        one.responder.reply(one, (b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n", bytes(one.body)), 1)
+        one.responder.reply(one, (b"content-length: 1\r\n\r\n", bytes(one.body)), 1)
 
     connection = Connection(Limits())
     first, second = connection.receive(request("POST", "/a", b"1") + request("POST", "/b", b"2"))
@@ -191,7 +191,7 @@ def test_every_answer_has_the_common_fields(version: str) -> None:
     head, end = b"HTTP/1.1 200 OK\r\n", b"connection: keep-alive\r\n\r\n" if version == "1.0" else b"\r\n"
     for at in range(2):
         [one] = connection.receive(request("POST", "/a", b"1", **keep))
-        one.responder.reply(one, (head, b"1"), 1)
+        one.responder.reply(one, (b"\r\n", b"1"), 1)
         assert b"".join(connection.take_output()) == head + b"date: %d\r\n" % at + end + b"1"
     [one] = connection.receive(request("POST", "/a", b"1", **keep))
     one.respond(204)

@@ -115,7 +115,7 @@ class LargeAnswers(EchoHandler):
 
     def handle(self, call: HttpCall) -> None:
         size = int(call.head.path[1:])
-        parts = (b"HTTP/1.1 200 OK\r\n" + b"content-length: %d\r\n" % size, memoryview(CONTENT)[:size])
+        parts = (b"content-length: %d\r\n\r\n" % size, memoryview(CONTENT)[:size])
         call.responder.reply(call, parts, size)
 
 

@@ -19,6 +19,7 @@ JOINED_BYTES: Final = 65_536
 #: Shorter bodies are not compressed: they fit into one packet anyway.
 MIN_COMPRESSED: Final = 1_024
 
+_OK: Final = status_line(200)
 _TEXT: Final = encode_fields({"content-type": "text/plain; charset=utf-8"})
 
 
@@ -49,8 +50,8 @@ class Responder(Protocol):
 
         Args:
             request: of this connection.
-            parts: first the head without its empty line, as HTTP/1.1 has it; then the body. They must not change until
-                they are sent.
+            parts: first the fields of ``encode_fields`` that are this answer's own, with the empty line after them;
+                then the body. They must not change until they are sent.
             length: bytes of the body.
         """
         ...
@@ -204,8 +205,8 @@ class Answers:
 
     __slots__ = (
         "_common",
-        "_end",
         "_keep_alive",
+        "_start",
         "bulky",
         "complete",
         "dirty",
@@ -222,10 +223,10 @@ class Answers:
         write_refusal: Callable[[Refused], tuple[bytes, bytes]] = write_text,
         keep_alive: bytes = b"",
     ) -> None:
-        self._common = common
+        self._common: Callable[[], bytes] = common or bytes
         self.write_refusal = write_refusal
         self._keep_alive = keep_alive
-        self._end = keep_alive + b"\r\n"
+        self._start = status_line(200) + keep_alive
         self.queue: deque[Request] = deque()
         self.out: list[Buffer] = []
         self.bulky = False
@@ -245,10 +246,8 @@ class Answers:
         out = self.out
         if not out:
             self.dirty.append(self.link)
-        if self._common is None:
-            out += (parts[0], self._end, *parts[1:])
-        else:
-            out += (parts[0], self._common(), self._end, *parts[1:])
+        out += (self._start, self._common())
+        out += parts
         if length > JOINED_BYTES:
             self.bulky = True
         request.open = False
@@ -257,8 +256,7 @@ class Answers:
             self._release()
 
     def _reply_the_long_way(self, request: Request, parts: Sequence[Buffer], length: int) -> None:
-        common = b"" if self._common is None else self._common()
-        head = b"".join((parts[0], common, self._connection_field(request), b"\r\n"))
+        head = b"".join((_OK, self._common(), parts[0][:-2], self._connection_field(request), b"\r\n"))
         if length > JOINED_BYTES and self.queue[0] is request:
             self._send([head, *parts[1:]])
             self.bulky = True
@@ -327,8 +325,7 @@ class Answers:
 
     def _head_of(self, request: Request, status: int, fields: bytes) -> bytes:
         """The head of an answer, up to and with its empty line."""
-        common = b"" if self._common is None else self._common()
-        return b"".join((status_line(status), common, fields, self._connection_field(request), b"\r\n"))
+        return b"".join((status_line(status), self._common(), fields, self._connection_field(request), b"\r\n"))
 
     def _connection_field(self, request: Request) -> bytes:
         if self.complete and self.queue[-1] is request:

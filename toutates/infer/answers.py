@@ -157,7 +157,7 @@ class Answers:
                 if not call.open:
                     self._count_cancelled(arrival, part)
                 elif (
-                    self._write(context, outputs, first, rows)
+                    self._write_any(context, outputs, first, rows)
                     if part is None
                     else self._join(context, outputs, first, rows, part)
                 ):
@@ -258,7 +258,7 @@ class Answers:
         ]
         return self._write_contents(context, plan.request.outputs, contents, whole, parameters_of(parts))
 
-    def _write(self, context: RequestContext, outputs: Outputs, first: int, rows: int) -> bool:
+    def _write_any(self, context: RequestContext, outputs: Outputs, first: int, rows: int) -> bool:
         """Answer with outputs that no template fits: BYTES, classes, what has parameters, or is not as declared.
 
         Returns:
@@ -269,6 +269,10 @@ class Answers:
         indices = plan.outputs_in(outputs)
         contents = [[outputs.rows(index, first, rows, batched=batched)] for index in indices]
         return self._write_contents(context, indices, contents, outputs, outputs.parameters)
+
+    #: Answers with regular outputs that no template of gRPC fits. REST has its own; not a method that calls the other,
+    #: because it is run for each such answer.
+    _write = _write_any
 
     def _write_contents(
         self,

@@ -215,7 +215,7 @@ class Services:
             text,
             parking,
         )
-        plain = PlainHttp(worker, rest, worker.date.field)
+        plain = PlainHttp(worker, rest)
         grpc = start.grpc.beside(plain, methods)
         port = ByFirstBytes(grpc, start.http, grpc)
         if options.tls is not None and not options.rest_tls:

@@ -11,7 +11,6 @@ from toutates.net import GrpcService, Worker
 from toutates.net.first_bytes import ByFirstBytes
 from toutates.net.http1.service import Handler, HttpService
 from toutates.net.http2.plain import PlainHttp
-from toutates.net.http_date import HttpDate
 from toutates.server.options import Options
 
 __all__ = ["StartServices"]
@@ -32,23 +31,21 @@ class StartServices:
     """
 
     def __init__(self, worker: Worker, options: Options) -> None:
-        self._worker, self._date, began_s = worker, HttpDate(worker), time.monotonic()
+        self._worker, date, began_s = worker, worker.date.field, time.monotonic()
         form = form_of_rest(options.text, torchserve=options.torchserve is not None)
         rest = StartHandler(form, began_s, options.rest.cross_origin)
         management = StartHandler(form_of_torchserve, began_s)
         refused = NoMethods(GrpcError(Status.UNAVAILABLE, STARTING))
-        self.grpc = grpc = GrpcService(
-            worker, refused, options.grpc_compression, STATUSES, self._date, self._plain(rest)
-        )
+        self.grpc = grpc = GrpcService(worker, refused, options.grpc_compression, STATUSES, date, self._plain(rest))
         half_close = options.rest.half_close
-        self.http = HttpService(worker, rest, self._date, half_close=half_close)
+        self.http = HttpService(worker, rest, date, half_close=half_close)
         self.port = ByFirstBytes(grpc, self.http, self.http)
-        self._management = HttpService(worker, management, self._date, half_close=half_close)
+        self._management = HttpService(worker, management, date, half_close=half_close)
         self.management = ByFirstBytes(grpc.beside(self._plain(management)), self._management, self._management)
 
     def _plain(self, handler: Handler) -> PlainHttp:
         """Answers the requests over HTTP/2 as those over HTTP/1.1."""
-        return PlainHttp(self._worker, handler, self._date)
+        return PlainHttp(self._worker, handler)
 
     def give_way(self, grpc: GrpcService, rest: Handler, management: Handler | None) -> None:
         """Have all requests to come answered as those of a server that serves. On the worker's thread.

@@ -273,9 +273,9 @@ def test_an_answer_is_in_one_write_after_the_head(api: Front) -> None:
     api.send(request("/v1/embeddings", {"input": "a", "model": "minilm", "encoding_format": "base64"}))
     while api.worker.soon:
         api.worker.soon.pop(0)()
-    pieces = api.connection.take_output()
-    assert len(pieces) == 3
-    assert json.loads(bytes(pieces[2]))["object"] == "list"
+    *_, end_of_head, body = api.connection.take_output()
+    assert bytes(end_of_head).endswith(b"\r\n\r\n")
+    assert json.loads(bytes(body))["object"] == "list"
 
 
 def test_answers_are_counted_and_observed() -> None:

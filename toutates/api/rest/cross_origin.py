@@ -100,7 +100,7 @@ class _WithFields:
         return self._responder.owner
 
     def reply(self, request: Any, parts: Sequence[bytes | memoryview], length: int) -> None:
-        self._responder.reply(request, (b"".join((parts[0], self._fields)), *parts[1:]), length)
+        self._responder.reply(request, (self._fields + bytes(parts[0]), *parts[1:]), length)
 
     def respond(self, request: Any, status: int, fields: bytes, body: bytes) -> None:
         self._responder.respond(request, status, fields + self._fields, body)

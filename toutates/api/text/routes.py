@@ -30,14 +30,14 @@ __all__ = [
     "with_ignored",
 ]
 
-#: Makes the answer to one text of its vector, its number of tokens and the model: the head without its empty line, that
-#: line and what is before the vector, the vector, and what is behind it.
+#: Makes the answer to one text of its vector, its number of tokens and the model: ``answer_head``, what is before the
+#: vector, the vector, and what is behind it.
 WriteOne = Callable[[Float32, int, FoundText], tuple[bytes, bytes, bytes, bytes]]
 
 
 def answer_head(length: int, fields: bytes = b"") -> bytes:
-    """The head of an answer in JSON that succeeded, without its empty line."""
-    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n%bcontent-length: %d\r\n" % (fields, length)
+    """The fields of an answer in JSON that succeeded, with the empty line after them."""
+    return b"content-type: application/json\r\n%bcontent-length: %d\r\n\r\n" % (fields, length)
 
 
 @dataclass(frozen=True, slots=True)

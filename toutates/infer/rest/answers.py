@@ -49,14 +49,8 @@ class RestAnswers(Answers):
         """Answer a request whose rows were all in one batch."""
         call: Any = context[0]
         plan: Any = context[1]
-        if (
-            not plan.quick
-            or plan.response_shapes != outputs.row_shapes
-            or outputs.parameters is not None
-            or outputs.forms is not None
-            or outputs.missing
-        ):
-            return super()._write(context, outputs, first, rows)
+        if not plan.quick or plan.response_shapes != outputs.row_shapes:
+            return self._write_any(context, outputs, first, rows)
         data, row_bytes = outputs.data, outputs.row_bytes
         contents: list[Any] = []
         for index in plan.request.outputs:

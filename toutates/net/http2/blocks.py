@@ -9,8 +9,6 @@ from __future__ import annotations
 from typing import Final
 
 from toutates.h2grpc.headers import ResponseBlock
-from toutates.h2grpc.stream import NEVER
-from toutates.http1.responses import status_line
 from toutates.net.http_date import HttpDate
 
 __all__ = ["Blocks"]
@@ -18,52 +16,43 @@ __all__ = ["Blocks"]
 #: Heads that are remembered, and bytes of one. Most answers of a second have one of a few.
 MOST: Final = 256
 LONGEST: Final = 1_024
-_STATUS_AT: Final = len("HTTP/1.1 ")
 
 
 class Blocks:
     """The header blocks of one worker.
 
     Args:
-        date: gives the field that every answer has; None for none.
+        date: has the field that every answer has.
 
     Attributes:
-        known: by the head as HTTP/1.1 has it.
+        known: by the status, where it is not 200, and the fields.
         until_ns: until when these are good, on the clock of the date.
     """
 
-    __slots__ = ("_date", "_field", "known", "until_ns")
+    __slots__ = ("_date", "known", "until_ns")
 
-    def __init__(self, date: HttpDate | None) -> None:
+    def __init__(self, date: HttpDate) -> None:
         self._date = date
-        self._field = b""
         self.known: dict[bytes, ResponseBlock] = {}
-        self.until_ns = NEVER if date is None else date.until_ns
+        self.until_ns = date.until_ns
 
-    def of(self, head: bytes) -> ResponseBlock:
-        """The block of an answer with this head, which has its status line, and not its empty line."""
-        if self._date is not None:
-            field = self._date()
-            if field is not self._field:
-                self._field = field
-                self.known.clear()
+    def of(self, fields: bytes, status: int = 200) -> ResponseBlock:
+        """The block of an answer with these fields of its own, with the empty line after them or without."""
+        if self.until_ns != self._date.until_ns:
             self.until_ns = self._date.until_ns
-        block = self.known.get(head)
-        return self._make(head) if block is None else block
+            self.known.clear()
+        key = fields if status == 200 else b"%d %b" % (status, fields)
+        block = self.known.get(key)
+        return self._make(key, status, fields) if block is None else block
 
-    def of_fields(self, status: int, fields: bytes) -> ResponseBlock:
-        """The same of an answer with a status and fields."""
-        return self.of(status_line(status) + fields)
-
-    def _make(self, head: bytes) -> ResponseBlock:
-        first, _, fields = head.partition(b"\r\n")
-        pairs = [(b":status", first[_STATUS_AT : _STATUS_AT + 3])]
-        for line in (fields + self._field).split(b"\r\n")[:-1]:
+    def _make(self, key: bytes, status: int, fields: bytes) -> ResponseBlock:
+        pairs = [(b":status", b"%d" % status)]
+        for line in filter(None, (fields + self._date.field()).split(b"\r\n")):
             name, _, value = line.partition(b":")
             pairs.append((name.lower(), value.strip(b" \t")))
         block = ResponseBlock(pairs)
-        if len(head) <= LONGEST:
+        if len(key) <= LONGEST:
             if len(self.known) >= MOST:
                 self.known.clear()
-            self.known[head] = block
+            self.known[key] = block
         return block

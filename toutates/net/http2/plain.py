@@ -19,7 +19,6 @@ from toutates.net.http1.call import HttpCall
 from toutates.net.http1.service import Handler, fail_call, http_limits, refusals
 from toutates.net.http2.blocks import Blocks
 from toutates.net.http2.heads import read_head, unread_head
-from toutates.net.http_date import HttpDate
 from toutates.net.side_thread import outcome_of
 from toutates.net.worker import Worker
 from toutates.system.errors import Cancelled, Overloaded, RequestError
@@ -39,13 +38,12 @@ class PlainHttp:
     Args:
         worker: whose connections these are.
         handler: answers the requests.
-        date: of answers; None for none.
     """
 
-    def __init__(self, worker: Worker, handler: Handler, date: HttpDate | None = None) -> None:
+    def __init__(self, worker: Worker, handler: Handler) -> None:
         self.worker = worker
         self.handler = handler
-        self.blocks = Blocks(date)
+        self.blocks = Blocks(worker.date)
         self.write_refusal = refusals(worker, handler)
         self._limits: Limits | None = None
 
@@ -228,11 +226,11 @@ class StreamAnswers:
 
     def respond(self, request: HttpCall, status: int, fields: bytes, body: bytes) -> None:
         """See ``http1.Responder``."""
-        self._respond(request, self._blocks.of_fields(status, fields), (body,))
+        self._respond(request, self._blocks.of(fields, status), (body,))
 
     def respond_in_parts(self, request: HttpCall, fields: bytes, parts: Sequence[bytes]) -> None:
         """See ``http1.Responder``."""
-        self._respond(request, self._blocks.of_fields(200, fields), parts)
+        self._respond(request, self._blocks.of(fields), parts)
 
     def _respond(self, request: HttpCall, block: ResponseBlock, parts: Sequence[Buffer]) -> None:
         request.open = False
@@ -242,7 +240,7 @@ class StreamAnswers:
 
     def begin(self, request: HttpCall, status: int, fields: bytes) -> None:
         """See ``http1.Responder``."""
-        self._responder.begin(request.stream, self._blocks.of_fields(status, fields))
+        self._responder.begin(request.stream, self._blocks.of(fields, status))
 
     def send(self, request: HttpCall, piece: bytes) -> None:
         """See ``http1.Responder``."""

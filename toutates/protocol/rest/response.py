@@ -47,8 +47,8 @@ class InferResponse:
 
 
 def head_of(fields: bytes, length: int) -> bytes:
-    """The head of an answer with status 200, without the empty line at its end; arguments as of ``InferResponse``."""
-    return b"HTTP/1.1 200 OK\r\n%bcontent-length: %d\r\n" % (fields, length)
+    """The fields of an answer with the empty line after them; arguments as of ``InferResponse``."""
+    return b"%bcontent-length: %d\r\n\r\n" % (fields, length)
 
 
 class ResponseTemplate:
