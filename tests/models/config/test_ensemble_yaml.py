@@ -56,11 +56,18 @@ def test_the_plain_form_is_the_model_config_of_triton(tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_is_told_at_once_with_key_and_remedy(tmp_path: Path) -> None:
-    text = "backend: ensemble\nstep: []\ninputs: {RAW: {datatype: FLOAT, shape: 3}}\nsteps: [{modl: a}]\n"
+    text = "backend: ensemble\nstep: []\ninputs: {RAW: {datatype: FLOAT, shape: 3}}\nsteps: [{modl: a}, {inputs: {}}]\n"
     with pytest.raises(ConfigurationError) as caught:
         read(tmp_path, text)
     said = str(caught.value)
-    for key in ("step: unknown key; did you mean `steps`?", "inputs.RAW.datatype", "inputs.RAW.shape", "steps[0].modl"):
+    for key in (
+        "step: unknown key; did you mean `steps`?",
+        "inputs.RAW.datatype",
+        "inputs.RAW.shape",
+        "steps[0].modl",
+        "steps[0].model: required key is missing; add `model: prep`",
+        "steps[1].model",
+    ):
         assert key in said
 
 

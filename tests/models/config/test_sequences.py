@@ -181,6 +181,9 @@ def test_what_triton_refuses_is_refused_in_its_words(text: str, problem: str) ->
             "states: [{input: a, output: b, initial: zero, file: c}]",
             "[0].initial: stands beside `file`",
         ),
+        ("states: [{output: b}]", "sequences.states[0].input: required key is missing; add `input: state_in`"),
+        ("states: [{input: a}]", "sequences.states[0].output: required key is missing; add `output: state_out`"),
+        ("states: [{input: '', output: b}]", "sequences.states[0].input: is not a text"),
         ("idle: 4", "sequences.idle: unknown key"),
     ],
 )

@@ -184,6 +184,7 @@ rate_limits:
         ("rate_limits: {priority: 1}", "rate_limits: is not a list of mappings"),
         ("rate_limits: [{priority: -1}]", r"rate_limits\[0\].priority: is not an integer"),
         ("rate_limits: [{resources: [{name: r}, {name: r}]}]", r"rate_limits\[0\].resources\[1\].name: is there twice"),
+        ("rate_limits: [{resources: [{count: 1}]}]", r"resources\[0\].name: required key is missing; add `name: r`"),
         ("rate_limits: [{resources: [{name: r, count: 0}]}]", r"resources\[0\].count: is not an integer from 1"),
     ],
 )

@@ -52,7 +52,7 @@ def read_ensemble(section: Section, batch_size: int) -> ModelConfig:
 
 def _step(section: Section) -> ModelEnsembling.Step:
     version = section.optional_integer("version", _MAX_VERSION, 1)
-    step = ModelEnsembling.Step(model_name=section.text("model", "prep"), model_version=version or -1)
+    step = ModelEnsembling.Step(model_name=section.required_text("model", "prep"), model_version=version or -1)
     for key, mapping in (("inputs", step.input_map), ("outputs", step.output_map)):
         own = section.mapping(key, f"{key}: {{MEMBERS_NAME: ENSEMBLES_NAME}}")
         mapping.update(own.words() if own is not None else {})

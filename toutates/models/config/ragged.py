@@ -98,7 +98,7 @@ def read_ragged(section: Section | None) -> RaggedSettings | None:
     given = section.mapping("batch_inputs", "batch_inputs: {ends: {kind: ends, of: values, datatype: INT32}}")
     for name, own in given.subsections("ends: {kind: ends, of: values, datatype: INT32}") if given is not None else ():
         kind = cast(BatchInputKind, own.choice("kind", KINDS))
-        made.append(MadeInput(name, kind, _source(own), own.choice("datatype", BATCH_INPUT_TYPES)))
+        made.append(MadeInput(name, kind, own.required_text("of", "values"), own.choice("datatype", BATCH_INPUT_TYPES)))
         own.refuse_unknown_keys()
     outputs: dict[str, ScatteredOutput] = {}
     cut = section.mapping("outputs", "outputs: {scaled: {of: values, shape: [-1, -1]}}")
@@ -106,7 +106,7 @@ def read_ragged(section: Section | None) -> RaggedSettings | None:
         shape = own.shape("shape")
         if shape[:1] != (-1,) or len(shape) < 2:
             own.refuse("shape", *_NO_ROWS, list(shape), _ROWS_REMEDY)
-        outputs[name] = ScatteredOutput(_source(own), shape)
+        outputs[name] = ScatteredOutput(own.required_text("of", "values"), shape)
         own.refuse_unknown_keys()
     if not inputs and not made:
         section.refuse("inputs", "names no input", None, "name the inputs whose rows differ in shape")
@@ -123,13 +123,6 @@ def _check_shapes(section: Section | None, shapes: Mapping[str, tuple[int, ...]]
     for name, shape in shapes.items():
         if section is not None and (shape[:1] != (-1,) or len(shape) < 2):
             section.refuse(name, *_NO_ROWS, list(shape), _ROWS_REMEDY)
-
-
-def _source(section: Section) -> str:
-    if not section.has("of"):
-        section.refuse("of", "required key is missing", None, "name the input that this is said of")
-        return ""
-    return section.text("of", "values")
 
 
 # --- against the graph -----------------------------------------------------------------------------------------------

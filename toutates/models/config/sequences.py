@@ -177,8 +177,8 @@ def _state(section: Section) -> StateSettings:
     if in_file and initial:
         section.refuse("initial", "stands beside `file`", None, "keep one of them")
     state = StateSettings(
-        input=section.text("input", "state_in"),
-        output=section.text("output", "state_out"),
+        input=section.required_text("input", "state_in"),
+        output=section.required_text("output", "state_out"),
         initial="file" if in_file else cast(Initial, initial),
         file=section.text("file", "initial.bin") if in_file else "",
         datatype=section.optional_choice("datatype", tuple(BY_NAME)) or "",

@@ -489,7 +489,7 @@ def _rate_limit(section: Section) -> RateLimit:
     resources: dict[str, ResourceNeed] = {}
     for own in section.sections("resources", "resources: [{name: r, count: 1}]"):
         need = ResourceNeed(
-            own.text("name", "r"),
+            own.required_text("name", "r"),
             own.optional_integer("count", MAX_RESOURCE_COUNT, 1) or 1,
             bool(own.optional_flag("global")),
         )

@@ -82,11 +82,12 @@ class Section:
         return ()
 
     def text(self, key: str, default: str) -> str:
-        """A text of at least one character."""
-        value = self._values[key] if self.has(key) else default
-        if not isinstance(value, str) or not value:
-            self.refuse(key, "is not a text", value, f"write a text, such as `{key}: {default}`")
-        return str(value)
+        """A text of at least one character, or ``default`` where the key is absent."""
+        return self._text(key, self._values[key] if self.has(key) else default, default)
+
+    def required_text(self, key: str, example: str) -> str:
+        """A required text of at least one character."""
+        return self._text(key, self._required(key, example), example)
 
     def hidden_text(self, key: str) -> str:
         """A text that no error may show, for the caller to check; "" where there is none."""
@@ -226,6 +227,11 @@ class Section:
     def _choice(self, key: str, value: object, allowed: Sequence[str]) -> str:
         if value not in allowed:
             self.refuse(key, "must be " + " or ".join(allowed), value, f"write `{key}: {allowed[0]}`")
+        return str(value)
+
+    def _text(self, key: str, value: object, example: str) -> str:
+        if not isinstance(value, str) or not value:
+            self.refuse(key, "is not a text", value, f"write a text, such as `{key}: {example}`")
         return str(value)
 
     def _integer(self, key: str, value: object, lowest: int, highest: int, example: int) -> int:

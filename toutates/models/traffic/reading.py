@@ -194,10 +194,9 @@ def _inherited(given: Mapping[str, Target], routes: Mapping[str, Route]) -> dict
 
 def _target(section: Section, default: str | None) -> Target:
     """``model`` and ``version`` of a section."""
-    if default is None and not section.has("model"):
-        section.refuse("model", "required key is missing", None, "add `model: ranker`")
+    name = section.required_text("model", "ranker") if default is None else section.text("model", default)
     return Target(
-        composed(section.text("model", default or "ranker")),
+        composed(name),
         section.optional_integer("version", MAX_VERSION, example=3),
     )
 
