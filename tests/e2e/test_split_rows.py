@@ -19,7 +19,7 @@ from tests.ensembles import add_ensemble, pbtxt
 http = pytest.importorskip("tritonclient.http")
 shm = pytest.importorskip("tritonclient.utils.shared_memory")
 
-CONFIG: Final = "backend: supertensor\nbatch_size: 4\ncapacity: 32\nnum_executors: 2\nallocator: cpu\n"
+CONFIG: Final = "batch_size: 4\ncapacity: 32\nnum_executors: 2\nallocator: cpu\n"
 #: Rows of a request, which take three batches.
 ROWS: Final = 10
 PADDED: Final = "padding:\n  inputs: {x: {axis: 1}}\n  buckets: [4]\n"

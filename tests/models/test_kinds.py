@@ -184,3 +184,14 @@ def test_of_a_version_whose_record_is_made_anew_at_each_look_the_last_is_remembe
     assert [one.settings.batch_size for one in kind.loaded] == [1, 1, 2, 2, 3, 3]
     assert [one is two for one, two in pairwise(kind.loaded)] == [True, False, True, False, True]
     assert len(remembered) == 1
+
+
+@pytest.mark.parametrize("key", ["padding: {inputs: {x: {axis: 1}}}", "ragged: {inputs: {x: [-1, 8]}}"])
+def test_keys_of_onnx_models_need_no_name_of_a_backend_and_are_of_these_alone(tmp_path: Path, key: str) -> None:
+    own = key.partition(":")[0]
+    for file in ("model.onnx", "model.npy"):
+        version_of(tmp_path / file, file)
+        (tmp_path / file / "m" / "1" / "config.yaml").write_text(key)
+    assert load(scan_model(tmp_path / "model.onnx" / "m").versions[0]).backend == "supertensor"
+    with pytest.raises(ConfigurationError, match=f"{own}: is for ONNX models only"):
+        load(scan_model(tmp_path / "model.npy" / "m").versions[0])

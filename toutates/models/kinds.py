@@ -16,6 +16,8 @@ from toutates.engine.cache.store import ResponseCache
 from toutates.engine.turns.arbiter import Arbiter
 from toutates.models.caching import check_cache_settings, with_cache
 from toutates.models.config.configuration import VersionConfiguration, load_configuration
+from toutates.models.config.problems import Problems
+from toutates.models.config.settings import ONNX_BACKENDS
 from toutates.models.deadlines import check_latency_target
 from toutates.models.inspection import InspectedVersion
 from toutates.models.memory_size import version_size
@@ -189,15 +191,33 @@ class BackendNames(FoundNames):
         return any(name in kind.backends for kind in self._kinds)
 
 
+def _check_kind(kind: Kind, configuration: VersionConfiguration) -> None:
+    """See that a configuration without the name of a backend has no key of ONNX models, where the files are no such.
+
+    Raises:
+        ConfigurationError: it has.
+    """
+    settings = configuration.settings
+    if settings.backend or any(name in ONNX_BACKENDS for name in kind.backends):
+        return
+    problems = Problems(configuration.source)
+    for key, own in (("padding", settings.padding), ("ragged", settings.ragged)):
+        if own is not None:
+            problems.add(key, "is for ONNX models only", None, "remove it")
+    problems.raise_all()
+
+
 def _kind_of(kinds: Sequence[Kind], configuration: VersionConfiguration) -> Kind:
     """The kind that a version's configuration names, or the first that claims its files.
 
     Raises:
+        ConfigurationError: it has a key that the kind does not know.
         ModelLoadError: no kind claims them.
     """
     version, named = configuration.folder, configuration.settings.backend
     # By name from the last on, see ``BackendNames``.
     for kind in reversed(kinds) if named else kinds:
         if named in kind.backends if named else kind.claims(version):
+            _check_kind(kind, configuration)
             return kind
     raise ModelLoadError(f"'{version.path}' holds no kind of model that this server was started with")

@@ -432,7 +432,7 @@ def _model_settings(section: Section, backends: Sequence[str]) -> ModelSettings:
         problem = "stands beside sequences, whose requests run one after the other"
         section.refuse("preserve_ordering", problem, None, "remove it, or write it into the section `sequences`")
     for key, own in (("padding", settings.padding), ("ragged", settings.ragged)):
-        if own is not None and settings.backend not in ONNX_BACKENDS:
+        if own is not None and settings.backend not in ("", *ONNX_BACKENDS):
             section.refuse(key, "is for ONNX models only", None, "remove it")
     if settings.ragged is not None and settings.padding is not None:
         section.refuse("ragged", "stands beside padding: rows are padded or joined", None, "remove one of the two")
