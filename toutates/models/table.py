@@ -6,6 +6,7 @@ The table is immutable and replaced as a whole, so that readers in every thread 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -137,6 +138,7 @@ class ServedVersion:
         pinned: whether it stays in memory, where models leave it for others.
         sessions: that have its weights, each by itself.
         given: what the model's config.pbtxt says, where ``description`` makes the answer of it; None for no such file.
+        loaded_s: when it was loaded, seconds since 1970.
     """
 
     model: str
@@ -154,6 +156,7 @@ class ServedVersion:
     pinned: bool = False
     sessions: int = 1
     given: ModelConfig | None = None
+    loaded_s: float = field(default_factory=time.time)
     calls: Calls = field(init=False)
     stated: ModelConfig = field(init=False)
     _decoupled: bool = field(init=False)

@@ -199,11 +199,22 @@ def test_a_vector_that_is_no_number_is_the_servers_fault(api: Front) -> None:
     assert (answer.status, answer.document["error"]["type"]) == (500, "server_error")
 
 
+def test_an_empty_name_is_as_none(api: Front) -> None:
+    for path in ("/v1/embeddings", "/embeddings"):
+        for body in ({"input": "a"}, {"input": "a", "model": ""}, {"input": "a", "model": None}):
+            answer = api.ask(path, body)
+            assert answer.status == 400
+            error = answer.document["error"]
+            assert (error["message"], error["param"]) == ("model: Object missing required field `model`", "model")
+
+
 def test_models_are_listed(api: Front) -> None:
     document = api.ask("/v1/models").document
     [entry] = document["data"]
     assert document["object"] == "list"
-    assert entry == {"id": "minilm", "object": "model", "created": 0, "owned_by": "toutates"}
+    created = int(api.table.find("minilm", "").loaded_s)
+    assert entry == {"id": "minilm", "object": "model", "created": created, "owned_by": "toutates"}
+    assert created > 1_700_000_000
     assert api.ask("/v1/models/minilm").document == entry
     answer = api.ask("/v1/models/other")
     assert (answer.status, answer.document["error"]["code"]) == (404, "model_not_found")

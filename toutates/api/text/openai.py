@@ -80,6 +80,9 @@ def _texts_of(given: list[Any]) -> Sequence[Text]:
 
 def _ask(request: EmbeddingsRequest, model: str) -> Asked:
     given = request.input
+    name = request.model or model
+    if not name:  # clients that are told of none write an empty one
+        raise Problem(Kind.FORM, "model: Object missing required field `model`", "model")
     if type(given) is str:
         if not given:
             raise Problem(Kind.VALUE, "`input` cannot be an empty string", "input")
@@ -100,8 +103,8 @@ def _ask(request: EmbeddingsRequest, model: str) -> Asked:
             request, prompt=request.prompt_name, normalize=request.normalize, dimensions=request.dimensions
         )
     if request.encoding_format == "base64":
-        return Asked(request.model or model, EMBEDDER, texts, options, _write_base64, write_one=_write_one_base64)
-    return Asked(request.model or model, EMBEDDER, texts, options, _write_floats, write_one=_write_one_of_floats)
+        return Asked(name, EMBEDDER, texts, options, _write_base64, write_one=_write_one_base64)
+    return Asked(name, EMBEDDER, texts, options, _write_floats, write_one=_write_one_of_floats)
 
 
 @lru_cache(1024)
@@ -158,19 +161,19 @@ def _write_floats(result: TextResult, found: FoundText) -> Iterator[bytes]:
 # --- models ----------------------------------------------------------------------------------------------------------
 
 
-def _model(name: str) -> dict[str, Any]:
-    # Clients read ``created`` as a number, and make nothing of it: when a model was made is not known here.
-    return {"id": name, "object": "model", "created": 0, "owned_by": "toutates"}
+def _model(found: FoundText) -> dict[str, Any]:
+    # When a model was made is not known here.
+    return {"id": found.name, "object": "model", "created": int(found.loaded_s), "owned_by": "toutates"}
 
 
 def _models(page: Page) -> Answer:
-    names = [found.name for found in page.models]
-    return json_answer({"object": "list", "data": [_model(name) for name in names]})
+    return json_answer({"object": "list", "data": list(map(_model, page.models))})
 
 
 def _one_model(page: Page) -> Answer:
-    if page.name in [found.name for found in page.models]:
-        return json_answer(_model(page.name))
+    for found in page.models:
+        if found.name == page.name:
+            return json_answer(_model(found))
     raise Problem(Kind.UNKNOWN_MODEL, f"The model '{page.name}' does not exist", "model")
 
 

@@ -432,12 +432,14 @@ class FoundText:
         version: its number.
         model: what computes.
         prompt: that an alias such as ``NAME:query`` names; None where there is none.
+        loaded_s: when it was loaded, seconds since 1970.
     """
 
     name: str
     version: int
     model: TextModel
     prompt: str | None = None
+    loaded_s: float = 0.0
 
 
 def text_models(table: ModelTable) -> list[FoundText]:
@@ -446,7 +448,7 @@ def text_models(table: ModelTable) -> list[FoundText]:
     for served in table.served():  # by name and number
         model = served.servable
         if isinstance(model, TextModel):
-            newest[served.model] = FoundText(served.model, served.number, model)
+            newest[served.model] = FoundText(served.model, served.number, model, loaded_s=served.loaded_s)
     return list(newest.values())
 
 
@@ -483,4 +485,4 @@ def text_version(served: ServedVersion) -> FoundText:
     model = served.servable
     if not isinstance(model, TextModel):
         raise UnknownModel(f"the model '{served.model}' is no text model")
-    return FoundText(served.model, served.number, model)
+    return FoundText(served.model, served.number, model, loaded_s=served.loaded_s)
