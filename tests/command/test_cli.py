@@ -369,6 +369,18 @@ MISTAKES: Final[dict[str, tuple[list[str], list[str]]]] = {
     ),
     "kernel polling": ([*REQUIRED, "--sqpoll-enabled"], ["--sqpoll-enabled", "io_uring", "leave"]),
     "kernel polling's time": ([*REQUIRED, "--sqpoll-idle-ms", "5"], ["--sqpoll", "io_uring", "leave"]),
+    "model store that is not there": (
+        [*REQUIRED, "--torchserve-model-store", "/no/such"],
+        ["--torchserve-model-store", "is no directory", "'/no/such'"],
+    ),
+    "model store without its API": (
+        [*REQUIRED, "--torchserve-model-store", "/"],
+        ["--torchserve-model-store", "is of use only with --torchserve-api", "leave this one out"],
+    ),
+    "origin": ([*REQUIRED, "--cors-origin", "https://a/b"], ["--cors-origin", "is not an origin", "'https://a/b'"]),
+    "no origin": ([*REQUIRED, "--cors-origin", "null"], ["--cors-origin", "is not an origin", "'null'"]),
+    "all origins and one": ([*REQUIRED, "--cors-origin", "*,https://a"], ["--cors-origin", "means all origins"]),
+    "ports that are shared": ([*REQUIRED, "--reuse-port", "metrics"], ["--reuse-port", "'metrics'", "grpc, http"]),
     "probe without address": (["probe"], ["ADDR", "toutates probe --help"]),
     "probe's time": (["probe", "localhost:1", "--timeout", "x"], ["--timeout", "'x'"]),
     "probe's address": (["probe", "localhost"], ["ADDR", "'localhost'", "HOST:PORT"]),

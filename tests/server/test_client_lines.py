@@ -70,5 +70,16 @@ def test_a_server_with_tls_is_asked_by_tls() -> None:
 def test_the_lines_say_what_they_are_for() -> None:
     signature = Signature((tensor("a", "FP32", -1),), (tensor("y", "FP32", 2),), batched=True)
     text = client_lines("m", signature, ("::1", 1), ("::1", 2))
-    assert "one size of many" in text
+    assert "; the inputs are zeros, of axes that the model leaves open one size of many:" in text
     assert "'[::1]:1'" in text
+
+
+def test_the_lines_say_what_the_inputs_are() -> None:
+    number, text, optional = tensor("a", "FP32", 2), tensor("b", "BYTES", 2), tensor("c", "FP32", 2, optional=True)
+    for inputs, said in (
+        ((text,), "; the inputs are texts:"),
+        ((text, number), "; the inputs are zeros and texts:"),
+        ((optional,), "; it needs no inputs:"),
+    ):
+        signature = Signature(inputs, (tensor("y", "FP32", 2),), batched=True)
+        assert said in client_lines("m", signature, GRPC, REST)

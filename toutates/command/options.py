@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from toutates.api.rest.handler import RestSettings
@@ -155,11 +156,24 @@ def _pattern(settings: Settings, flag: str) -> re.Pattern[str] | None:
 
 def _torchserve(settings: Settings) -> TorchServeOptions | None:
     """TorchServe's APIs; None where they are not wanted."""
+    store: Path | None = settings["torchserve-model-store"]
+    if store is not None and not store.is_dir():
+        raise ConfigurationError(
+            "is no directory", key="--torchserve-model-store", value=str(store), remedy="name that of the archives"
+        )
     if not settings["torchserve-api"]:
+        for flag in ("torchserve-model-store", "torchserve-allowed-urls"):
+            if settings[flag] is not None:
+                raise ConfigurationError(
+                    "is of use only with --torchserve-api",
+                    key=f"--{flag}",
+                    value=str(settings[flag]),
+                    remedy="add that flag, or leave this one out",
+                )
         return None
     return TorchServeOptions(
         settings["torchserve-management-addr"],
-        settings["torchserve-model-store"],
+        store,
         settings["torchserve-allowed-urls"] or (),
     )
 

@@ -43,11 +43,11 @@ def client_lines(
     """
     python = _python(model, signature, _host(grpc), tls=grpc_tls)
     curl = _curl(model, signature, _host(rest), tls=rest_tls)
-    opened = ", of axes that the model leaves open one size of many" if _has_open_axis(signature) else ""
+    what = _described(signature)
     return "\n".join(
         [
             "",
-            f"Ask for {model!a} from Python (pip install 'tritonclient[grpc]'); the inputs are zeros{opened}:",
+            f"Ask for {model!a} from Python (pip install 'tritonclient[grpc]'){what}:",
             "",
             *(f"    {line}".rstrip() for line in python),
             "",
@@ -143,6 +143,16 @@ def _shape(signature: Signature, tensor: TensorSpec) -> list[int]:
     # [rows, channels, height, width], or with the channels last
     is_picture = len(shape) == 4 and (shape[1] in _CHANNELS or shape[3] in _CHANNELS)
     return [(_PICTURE if is_picture and axis else _OPEN) if size == -1 else size for axis, size in enumerate(shape)]
+
+
+def _described(signature: Signature) -> str:
+    """What the inputs of the code are."""
+    kinds = {tensor.datatype.name == "BYTES" for tensor in _inputs(signature)}
+    if not kinds:
+        return "; it needs no inputs"
+    values = "zeros and texts" if len(kinds) == 2 else "texts" if kinds == {True} else "zeros"
+    opened = ", of axes that the model leaves open one size of many" if _has_open_axis(signature) else ""
+    return f"; the inputs are {values}{opened}"
 
 
 def _has_open_axis(signature: Signature) -> bool:

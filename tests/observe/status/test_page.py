@@ -123,7 +123,7 @@ def test_the_numbers_move_with_the_load(tab: Tab, server: tuple[ServerProcess, i
         row = "[...document.querySelectorAll('#models li')].find(li => li.querySelector('b').textContent === 'mlp')"
         assert number(tab.evaluate(f"{row}.querySelector('.rate').firstChild.textContent")) > 1
         assert "p99" in tab.evaluate(f"{row}.querySelector('.facts').textContent")
-        place = f"triton on {socket.gethostname()}:{port}"
+        place = f"triton (Toutates) on {socket.gethostname()}:{port}"
         assert tab.evaluate("document.title").endswith(place)
         assert tab.text("#server") == place
         assert "of memory" in tab.text("#process")

@@ -80,7 +80,7 @@ def _providers(
             source=source,
             key="devices",
             value=device,
-            remedy="write KIND_AUTO (auto) or KINDCPU (cpu), or start the server with --execution-providers cuda",
+            remedy="write KIND_AUTO (auto) or KIND_CPU (cpu), or start the server with --execution-providers cuda",
         )
     for name in ACCELERATORS:
         if name in accelerators:
