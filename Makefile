@@ -222,8 +222,8 @@ test-dist: dist  ## Install the wheel with every Python of PYTHONS, and serve fr
 
 # --- the rest ---------------------------------------------------------------------------------------------------
 
-proto: $(VENV)/.dev  ## Generate the protobuf modules anew
-	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. toutates/protocol/*.proto
+proto: $(VENV)/.dev  ## Generate the server's protobuf modules from proto/
+	$(BIN)/python release/generate_protocol.py
 
 clean:  ## Remove environments, example models and caches
 	rm -rf $(VENV) $(VENV314T) $(VENV_GPU) .bench-venvs $(MODELS) build dist .fuzz .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage htmlcov

@@ -98,7 +98,7 @@ def zsh(folder: Path, lines: Mapping[str, str]) -> None:
 @needs("bash")
 def test_bash_completes_commands_flags_and_values(folder: Path) -> None:
     assert bash(folder, "") == {"serve", *COMMANDS}
-    assert bash(folder, "pr") == {"probe"}
+    assert bash(folder, "pr") == {"probe", "proto"}
     assert bash(folder, "serve", "--grpc-add") == {"--grpc-addr"}
     assert bash(folder, "--grpc-add") == {"--grpc-addr"}
     assert bash(folder, "serve", "--nam") == {"--name"}

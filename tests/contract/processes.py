@@ -121,6 +121,8 @@ def main_lines(folder: Path) -> list[str]:
         "init, it is there": ("init", str(folder / "made")),
         "probe, no address": ("probe", "nowhere"),
         "probe, one TLS file of two": ("probe", "127.0.0.1:1", "--tls-cert", nowhere),
+        "proto": ("proto", str(folder / "protos")),
+        "proto, a folder that is a file": ("proto", str(wrong)),
         "tune, no model": ("tune", nowhere),
         "tune, no argument": ("tune",),
     }

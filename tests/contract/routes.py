@@ -13,6 +13,7 @@ from toutates.api.rest.endpoints import ENDPOINTS, paths_of
 from toutates.api.text.handler import TextSettings, routes_of
 from toutates.protocol import grpc_service_pb2 as pb
 from toutates.protocol.health_pb2 import HealthCheckRequest
+from toutates.protocol.proto_files import PROTO_NAMES
 from toutates.protocol.reflection_pb2 import ServerReflectionRequest
 
 __all__ = ["route_lines", "rpc_lines"]
@@ -46,6 +47,7 @@ _PAGES: Final = (
     "/health/ready",
     "/openapi.json",
     "/docs",
+    *(f"/proto/{name}" for name in PROTO_NAMES),
     "/nowhere",
     "/v2/",
     "/v2/nowhere",

@@ -64,9 +64,9 @@ def metadata() -> Message:
 
 def test_the_wheel_has_every_file_of_the_package_and_nothing_else() -> None:
     package = {name for name in in_wheel() if ".dist-info/" not in name}
-    assert package == here("toutates")
+    assert package == here("toutates") | {f"toutates/{name}" for name in here("proto")}
     assert {"toutates/py.typed", "toutates/observe/status/status.html", "toutates/server/docs.html"} <= package
-    assert "toutates/protocol/grpc_service.proto" in package
+    assert "toutates/proto/grpc_service.proto" in package
 
 
 def test_the_wheel_has_the_licenses() -> None:

@@ -44,7 +44,7 @@ def test_what_is_bundled_has_its_license() -> None:
     found = {path for pattern in PROJECT["license-files"] for path in ROOT.glob(pattern)}
     assert {path.name for path in found} == {"LICENSE", "NOTICE", "triton-inference-server.txt"}
     notice = (ROOT / "NOTICE").read_text()
-    for path in (ROOT / "toutates/protocol").glob("*.proto"):
+    for path in (ROOT / "proto").glob("*.proto"):
         assert path.name in notice, "where it comes from"
 
 

@@ -29,6 +29,7 @@ _ABOUT: Final[Mapping[str, str]] = MappingProxyType(
         "init": "write a repository to begin with",
         "bench": "measure a server",
         "tune": "find the best configuration of a model",
+        "proto": "write the .proto files for clients",
         "completion": "print a script like this one",
     }
 )

@@ -30,6 +30,7 @@ from toutates.command.parsers import (
     import_parser,
     init_parser,
     probe_parser,
+    proto_parser,
 )
 from toutates.command.serving import defaults_of_path, serving_path
 from toutates.command.settings import Settings, read_settings, settings_of, table, text_of
@@ -70,6 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _bench(arguments[1:])
         if arguments[:1] == ["tune"]:
             return _tune(arguments[1:])
+        if arguments[:1] == ["proto"]:
+            return _proto(arguments[1:])
         if arguments[:1] == ["completion"]:
             return _completion(arguments[1:])
         return _serve(parse_options(arguments))
@@ -349,6 +352,20 @@ def _init(arguments: list[str]) -> int:
     print(f"model '{parsed.name}' version 1: {place / '1'}")
     print("Put a graph of your own in the place of its model.onnx; config.yaml beside it says what can be set.")
     print(f"Serve it: toutates serve {shlex.quote(parsed.folder)}")
+    return EXIT_OK
+
+
+def _proto(arguments: list[str]) -> int:
+    from toutates.protocol.proto_files import write_protos
+
+    folder = Path(proto_parser().parse_args(arguments).folder)
+    try:
+        paths = write_protos(folder)
+    except OSError as error:
+        _print_error(ConfigurationError(one_line(error), key="DIR", remedy="name a folder that can be written"))
+        return EXIT_FAILURE
+    for path in paths:
+        print(path)
     return EXIT_OK
 
 

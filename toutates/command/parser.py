@@ -19,7 +19,7 @@ __all__ = ["COMMANDS", "SERVERS", "Parser", "add_flags", "server_parser"]
 SERVERS: Final = ("serve", PROGRAM)
 
 #: Subcommands, each of which has a parser of its own.
-COMMANDS: Final = ("probe", "check", "config", "import", "init", "bench", "tune", "completion")
+COMMANDS: Final = ("probe", "check", "config", "import", "init", "bench", "tune", "proto", "completion")
 
 #: Least similarity of a name that is suggested, from 0 to 1 (``difflib.get_close_matches``).
 _LIKENESS: Final = 0.7
@@ -103,7 +103,7 @@ def server_parser(prog: str = "toutates", *, takes_path: bool = False) -> Parser
         "       toutates check REPOSITORY [options]\n       toutates config MODEL_DIR [options]\n"
         "       toutates config show [options]\n       toutates import PATH [options]\n"
         "       toutates init DIR [options]\n       toutates tune MODEL_DIR [options]\n"
-        "       toutates completion SHELL",
+        "       toutates proto DIR\n       toutates completion SHELL",
         description="Serve the ONNX models of a repository to Triton's gRPC clients.",
         epilog="Each flag can also be given by an environment variable, such as TOUTATES_GRPC_ADDR for --grpc-addr, or "
         "by a key of the file that --config names, such as grpc-addr. A flag overrides a variable, and a variable "
@@ -112,7 +112,7 @@ def server_parser(prog: str = "toutates", *, takes_path: bool = False) -> Parser
         "from; 'toutates config MODEL_DIR' prints a model's configuration; 'toutates check' checks a repository; "
         "'toutates probe' checks the health of a running server; 'toutates import' makes a model of a folder of "
         "sentence-transformers or of an archive of TorchServe; 'toutates init' writes a repository to begin with; "
-        "'toutates tune' finds a model's best configuration; "
+        "'toutates tune' finds a model's best configuration; 'toutates proto' writes the .proto files for clients; "
         "'toutates completion' prints a script for a shell. Each of them has a --help. Exit codes: 0 clean end, 1 "
         "failure, 2 a setting, the repository or the installation cannot be used.",
     )

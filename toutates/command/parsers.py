@@ -20,6 +20,7 @@ __all__ = [
     "import_parser",
     "init_parser",
     "probe_parser",
+    "proto_parser",
 ]
 
 #: Shells that there are completions for.
@@ -170,6 +171,17 @@ def init_parser() -> Parser:
     return parser
 
 
+def proto_parser() -> Parser:
+    """The parser of ``toutates proto``."""
+    parser = Parser(
+        prog="toutates proto",
+        description="Write the .proto files of the protocol, for clients of gRPC in any language. Older ones there are "
+        "overwritten. Exit codes: 0 clean end, 1 they cannot be written, 2 the command line cannot be used.",
+    )
+    parser.add_argument("folder", metavar="DIR", help="where to, which is made if it is not there")
+    return parser
+
+
 def completion_parser() -> Parser:
     """The parser of ``toutates completion``."""
     parser = Parser(
@@ -191,6 +203,7 @@ PARSERS: Final[Mapping[str, Callable[[], Parser]]] = MappingProxyType(
         "init": init_parser,
         "bench": bench_parser,
         "tune": tune_parser,
+        "proto": proto_parser,
         "completion": completion_parser,
     }
 )

@@ -18,6 +18,6 @@ def request_prefix(identifier: str) -> str:
 def with_client_names(text: str) -> str:
     """An error text of protobuf with the names of messages that clients know, such as ``inference.ModelConfig``.
 
-    The server's own packages have another name; ``grpc_service.proto`` says why.
+    The server's own packages have another name; ``release/generate_protocol.py`` says why.
     """
     return _OUR_PACKAGES.sub(r"\1", text)

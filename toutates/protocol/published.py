@@ -1,6 +1,6 @@
 """The protocols' .proto files as clients know them, for those who ask a server for its protocol.
 
-The modules of ``protocol`` are generated from files and packages of other names; ``grpc_service.proto`` says why. Here
+The modules of ``protocol`` are of files and packages of other names; ``release/generate_protocol.py`` says why. Here
 each file has the name and the package that clients' own copies of it have, and so have all references to its types.
 """
 

@@ -1,4 +1,4 @@
-"""/openapi.json and /docs: what has the document, its page, and the files of Swagger UI."""
+"""/openapi.json, /docs and /proto: the document, its page with the files of Swagger UI, and gRPC's .proto files."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from toutates.api.restrictions import RestrictedProtocol
 from toutates.models.table import ModelTable
 from toutates.net import Worker
 from toutates.observe.status.page import make_page
+from toutates.protocol.proto_files import PROTO_NAMES, read_proto
 from toutates.system.errors import Forbidden
 
 __all__ = ["OpenApiPages"]
@@ -33,6 +34,7 @@ FILES: Final = {
     "swagger-ui.css": "text/css; charset=utf-8",
     "swagger-ui-bundle.js": "text/javascript; charset=utf-8",
 }
+_PLAIN: Final = "text/plain; charset=utf-8"
 _NO_FILES: Final = error_answer(
     404, "/docs needs Swagger UI: pip install 'toutates[docs]'. The document that it shows is /openapi.json."
 )
@@ -75,6 +77,7 @@ class OpenApiPages:
             self._files["/docs"] = _Fixed(lambda: page.html, "text/html; charset=utf-8", fields)
             for name, media_type in FILES.items():
                 self._files[f"/docs/{name}"] = _Fixed((folder / name).read_bytes, media_type)
+        self._protos = {f"/proto/{name}": _Fixed(partial(read_proto, name), _PLAIN) for name in PROTO_NAMES}
 
     def of(self, worker: Worker) -> Mapping[str, Handle]:
         """What answers GET and HEAD, by path."""
@@ -82,6 +85,7 @@ class OpenApiPages:
         pages: dict[str, Handle] = {path: page(source) for path, source in self._files.items()}
         if not pages:
             pages["/docs"] = lambda call: call.reply(*_NO_FILES)
+        pages |= {path: page(source) for path, source in self._protos.items()}
         whole, without_models = page(self._whole), page(self._without_models)
 
         def document(call: RestHttpCall) -> None:

@@ -12,6 +12,7 @@ from toutates.api.rest.openapi.messages import Schema, add_schemas, reference
 from toutates.protocol import grpc_service_pb2 as pb
 from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.model_config_pb2 import ModelConfig
+from toutates.protocol.proto_files import PROTO_NAMES
 
 __all__ = ["JSON", "OPERATIONS", "PAGES", "TAGS", "Body", "Operation", "shared_schemas"]
 
@@ -285,6 +286,7 @@ PAGES: Final[Mapping[str, Operation]] = {
     "/health/ready": Operation("Whether all models can answer, for probes", {_TEXT: _STRING}),
     "/openapi.json": Operation("This document", {JSON: {"type": "object"}}),
     "/docs": Operation("This document, to read and to try", {"text/html": _STRING}),
+    **{f"/proto/{name}": Operation(f"{name}, for clients of gRPC", {_TEXT: _STRING}) for name in PROTO_NAMES},
 }
 
 #: What operations are grouped by: the groups of ``--http-restricted-api``, and three more.
