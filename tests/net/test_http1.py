@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import socket
 import struct
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -212,6 +214,33 @@ def test_a_drain_waits_for_one_more_request_of_clients_that_were_there_lately(mo
         lately.sock.sendall(request(target="/next"))
         assert lately.rest() == answer(b"/next", last=True)
         server.join()
+
+
+def test_a_client_whose_requests_have_no_end_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(closing, "GOODBYE_NS", HOUR_NS // 36_000)
+    with serving() as (server, _), TextClient(server, b"") as client, ThreadPoolExecutor(1) as pool:
+
+        def flood() -> None:
+            one = request(target="/" + "x" * 100)
+            at = 0
+            with suppress(OSError):
+                while True:  # never with the end of a request
+                    client.sock.sendall((one * 3)[at : at + len(one) + 7])
+                    at = (at + 7) % len(one)
+
+        def read() -> None:
+            with suppress(OSError):
+                while client.sock.recv(65_536):
+                    pass
+
+        reading = threading.Thread(target=read)
+        reading.start()
+        flooding = pool.submit(flood)
+        server.until(lambda: sum(one.received_bytes for one in server.worker.connection_states(1)) > 10_000)
+        server.drain(HOUR_S)
+        server.join()
+        flooding.result(PATIENCE_S)
+        reading.join(PATIENCE_S)
 
 
 @pytest.mark.parametrize("shared", [False, True])

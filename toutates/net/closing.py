@@ -225,8 +225,12 @@ class Closing:
         self._schedule.plan(drain_until_ns)
 
     def _finish(self, transport: Transport) -> None:
+        connection = transport.connection
+        is_silent = connection.silence_ns and not (connection.open_calls or connection.has_output or transport.unsent)
         try:
             self.finish_leaving(transport)
+            if self.draining and is_silent and transport.closing:
+                self.drop(transport)  # nothing was sent that a reset could overtake, and the server waits for nobody
         except Exception as error:
             self.failed(transport, error)
 

@@ -13,7 +13,8 @@ class ConnectionState:
 
     Attributes:
         peer: its address.
-        phase: ``handshake`` of TLS, ``open``, ``leaving`` after our GOAWAY, or ``closing``.
+        phase: ``handshake`` of TLS, ``open``, ``leaving`` once its peer is told to leave, by GOAWAY or the next answer,
+            or ``closing``.
         tls: whether it is encrypted.
         age_s: seconds since it was accepted.
         silent_s: seconds since something was received.
