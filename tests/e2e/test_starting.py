@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import ssl
@@ -153,6 +154,32 @@ def test_nothing_listens_beside_others_that_may_serve_on_the_ports(tmp_path: Pat
         with peer_of(server.rest) as peer:
             assert peer.ask(get("/v2/health/live")).status == 200
         assert served.stop() == 0
+
+
+def test_a_process_that_is_started_again_answers_nothing_before_it_serves(tmp_path: Path) -> None:
+    with starting(tmp_path, "--processes=2", "--processing-cores=2") as server:
+        served = server.let_it_load()
+        before = children(server.process.pid)
+        (tmp_path / "models").rename(tmp_path / "away")
+        os.kill(before[0], signal.SIGKILL)
+        wait_until(lambda: any("worker-0" in threads(pid) for pid in {*children(server.process.pid)} - {*before}))
+        for _ in range(40):  # half of which it would get
+            with peer_of(server.rest) as peer:
+                assert peer.ask(get("/v2/health/live")).status == 200
+        (tmp_path / "away").rename(tmp_path / "models")
+        assert served.stop() == 0
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a server has started."""
+    return [int(one) for path in Path(f"/proc/{pid}/task").glob("*/children") for one in path.read_text().split()]
+
+
+def threads(pid: int) -> set[str]:
+    try:
+        return {path.read_text().rstrip() for path in Path(f"/proc/{pid}/task").glob("*/comm")}
+    except FileNotFoundError:  # one has ended meanwhile
+        return set()
 
 
 @pytest.mark.parametrize("tls", [True, False], ids=["TLS", "in clear"])

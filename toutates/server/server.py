@@ -552,8 +552,8 @@ class Server:
 
     @property
     def _answers_start(self) -> bool:
-        """Whether REST is answered during the start: its ports are this server's alone, or nobody else serves there."""
-        return not self._options.reuse_port if self._member is None else self._member.is_alone
+        """Whether REST is answered during the start: its port is this server's alone, and nobody else serves there."""
+        return "http" not in self._options.shared_ports if self._member is None else self._member.is_alone
 
     # --- parts that need each other ----------------------------------------------------------------------------------
 

@@ -44,7 +44,7 @@ class Member:
 
     Attributes:
         number: of this process.
-        is_alone: whether nobody serves on the ports while it starts.
+        is_alone: whether nobody serves on REST's port while it starts.
     """
 
     def __init__(self, start: Start, sock: socket.socket, logs: Logs) -> None:

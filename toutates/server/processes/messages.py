@@ -67,7 +67,7 @@ class Start:
         options: its own.
         known: None for the first process of all; for the others the warnings that its log has had while it loaded,
             which are not worth another line.
-        is_alone: whether nobody serves on the ports while it starts: no other process does, and no other server.
+        is_alone: whether nobody serves on REST's port while it starts: no other process does, and no other server.
     """
 
     number: int

@@ -140,7 +140,7 @@ class Parent:
                     metrics=self._metrics,
                     on_answer_again=partial(self._repeat, number),
                     stderr=STANDARD_ERROR if self._logs.output is None else self._logs.output.fd,
-                    owns_ports=not self._options.reuse_port,
+                    owns_ports="http" not in self._options.shared_ports,
                 )
                 for number, part in enumerate(parts)
             ]

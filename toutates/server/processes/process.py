@@ -48,7 +48,7 @@ class Process:
         metrics: the answer to METRICS, for an Accept field.
         on_answer_again: called when it answers after it was silent.
         stderr: the descriptor that it logs to.
-        owns_ports: whether no other server may listen on its ports.
+        owns_ports: whether no other server may listen on REST's port.
 
     Attributes:
         pid: None while there is none.
