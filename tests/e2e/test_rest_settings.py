@@ -54,6 +54,43 @@ def test_models_are_loaded_changed_and_unloaded(tmp_path: Path) -> None:
         assert "Traceback" not in server.log
 
 
+def test_another_version_policy_leaves_versions_that_stay_alone(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    for version in (1, 2, 3):
+        add_model(models, "versions", versioned_model(version), version)
+    numbers = ROWS.astype(np.int32)
+
+    def load(policy: str) -> None:
+        (models / "versions" / "config.pbtxt").write_text(f"version_policy {{ {policy} }}\n")
+        client.load_model("versions")
+
+    def states() -> list[tuple[str, str]]:
+        return [(one["version"], one["state"]) for one in client.get_model_repository_index() if "state" in one]
+
+    def counts() -> dict[str, int]:
+        found = client.get_inference_statistics("versions")["model_stats"]
+        return {one["version"]: one["inference_count"] for one in found}
+
+    with running(models, tmp_path, [*HTTP, *EXPLICIT]) as server, client_of(server) as client:
+        load("specific { versions: [1, 2] }")
+        answers(client, "versions", numbers)
+        assert counts() == {"1": 0, "2": 2}
+        load("all {}")
+        assert counts() == {"1": 0, "2": 2, "3": 0}  # it would begin at 0 if the version had been loaded again
+        assert client.get_model_config("versions", "2")["version_policy"] == {"all": {}}
+        load("specific { versions: [2] }")
+        assert counts() == {"2": 2}
+        assert client.get_model_config("versions")["version_policy"] == {"specific": {"versions": [2]}}
+        assert ("2", "READY") in states()
+        (models / "versions" / "4").mkdir()
+        (models / "versions" / "4" / "model.onnx").write_bytes(b"nonsense")
+        with pytest.raises(http.InferenceServerException):
+            load("specific { versions: [2, 4] }")  # what is not applied is not shown
+        assert client.get_model_config("versions")["version_policy"] == {"specific": {"versions": [2]}}
+        load("specific { versions: [2] } } max_batch_size: 5 dynamic_batching {")
+        assert counts() == {"2": 0}
+
+
 def test_whoever_asks_for_many_pages_does_not_hold_up_changes_of_models(tmp_path: Path) -> None:
     models = tmp_path / "models"
     add_model(models, "versions", versioned_model(1), 1)

@@ -31,6 +31,7 @@ from toutates.models.kinds import Kind, load_version
 from toutates.models.load_counters import LoadCounters
 from toutates.models.repository import VersionFolder
 from toutates.models.table import ModelState, ServedVersion, VersionEntry
+from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.system.client_text import without_paths
 from toutates.system.errors import ToutatesError
 from toutates.system.interpreter import gil_enabled
@@ -505,13 +506,18 @@ async def _nobody_holds(version: ServedVersion) -> None:
 
 
 def identity_of(version: VersionFolder, overridden: bool) -> object:
-    """Equal for versions of the same files and the same configuration; None where they have no fingerprint."""
+    """Equal for versions of the same files and the same configuration; None where they have no fingerprint.
+
+    Which versions are served is nothing that one of them has (``ServedVersion.note_policy``).
+    """
     if not version.fingerprint:
         return None
     if version.triton is None:
         return version.fingerprint
     # Whole: clients are shown all of it.
     triton = version.triton
+    given = ModelConfig()
+    given.CopyFrom(triton.given)
+    given.ClearField("version_policy")
     # A message has no place for a batch size of 0.
-    said = triton.given.SerializeToString(deterministic=True), triton.declared.is_unbatched
-    return (version.fingerprint, overridden, *said)
+    return version.fingerprint, overridden, given.SerializeToString(deterministic=True), triton.declared.is_unbatched

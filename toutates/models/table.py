@@ -21,7 +21,7 @@ from toutates.models.config.labels import Labels
 from toutates.models.entry_map import EntryMap
 from toutates.models.near_names import NearNames
 from toutates.models.traffic.rules import NO_TRAFFIC, Target, TrafficRules
-from toutates.protocol.model_config_pb2 import ModelConfig
+from toutates.protocol.model_config_pb2 import ModelConfig, ModelVersionPolicy
 from toutates.protocol.signature import Signature
 from toutates.system.errors import InvalidRequest, ModelNotReady, NotLoaded, RequestError, UnknownModel
 from toutates.system.spelling import composed
@@ -180,6 +180,14 @@ class ServedVersion:
             config = self.description()
             object.__setattr__(self, "_config", config)  # of two threads that make it one does so in vain
         return config
+
+    def note_policy(self, policy: ModelVersionPolicy) -> None:
+        """Have ModelConfig say which versions are served now; called by the manager where another one has come."""
+        if self.config.version_policy != policy:
+            config = ModelConfig()
+            config.CopyFrom(self.config)
+            config.version_policy.CopyFrom(policy)
+            object.__setattr__(self, "_config", config)  # as a whole, because others read the old one
 
     def note_load(self, turns: TurnsMember | None, memory_bytes: int, load_ns: int, *, pinned: bool) -> None:
         """Say what is known at the end of its load; called by its loader, once, while nobody else has it."""

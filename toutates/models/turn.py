@@ -11,6 +11,7 @@ from toutates.models.load_counters import LoadCounters
 from toutates.models.repository import ModelFolder
 from toutates.models.running import Outcome, RunningVersions, identity_of
 from toutates.models.table import UNLOADED, ModelEntry, ModelState, ServedVersion, VersionEntry
+from toutates.protocol.model_config_pb2 import ModelVersionPolicy
 from toutates.system.client_text import without_paths
 from toutates.system.errors import ModelLoadError, NotPolled, PartlyLoaded
 
@@ -43,6 +44,8 @@ class ModelTurn:
         self._running = running
         self._counters = counters
         self._note_findings = note_findings
+        #: of the versions that are being loaded; None without a config.pbtxt
+        self._policy: ModelVersionPolicy | None = None
 
     async def load(self, folder: ModelFolder, *, overridden: bool = False, all_or_none: bool = True) -> None:
         """Serve the model as ``folder`` has it. Versions that are served already, and would come out the same, stay.
@@ -67,6 +70,7 @@ class ModelTurn:
             for number, identity in identities.items()
             if number in before.versions and _is_the_same(before.versions[number], identity)
         }
+        self._policy = next((one.triton.version_policy for one in folder.versions if one.triton is not None), None)
         new = [version for version in folder.versions if version.number not in kept]
         if new:
             loading = {one.number: VersionEntry(one.number, ModelState.LOADING) for one in new}
@@ -167,6 +171,9 @@ class ModelTurn:
         failed: Mapping[int, VersionEntry],
     ) -> None:
         """Serve what was loaded, in place of what was served before and is not kept."""
+        for entry in kept.values():
+            if entry.served is not None and self._policy is not None:
+                entry.served.note_policy(self._policy)
         self._table.enter(_after(before, {**kept, **loaded}))
         gone = {number: served for number, served in _served(before).items() if number not in kept}
         self.retiring += [entry.served for entry in gone.values() if entry.served is not None]
