@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -20,8 +21,11 @@ import requests
 from tests.e2e.http import Peer, get, peer_of, post
 from tests.e2e.process import ServerProcess, running
 from tests.e2e.python_models import add_model
+from tests.e2e.wire import Answer, Client, client_of, framed
 from tests.ensembles import add_ensemble, pbtxt, step
 from tests.waiting import PATIENCE_S, wait_until
+from toutates.h2grpc.frames import GOAWAY, pack_frame
+from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 
 #: Says what it runs, one line for each request, and then waits as long as the file "held" is there.
 SLOW: Final = """
@@ -70,6 +74,24 @@ def execute(self, requests):
     return answers
 """
 
+#: "slow" for bodies that have a number.
+BODIES: Final = """
+def initialize(self, args):
+    self.folder = args["model_repository"]
+
+def execute(self, requests):
+    for request in requests:
+        with open(self.folder + "/runs", "a") as file:
+            file.write(input_of(request, "body").flat[0].decode() + "\\n")
+    while os.path.exists(self.folder + "/held"):
+        time.sleep(0.002)
+    return [answer(request, input_of(request, "body"), "result") for request in requests]
+"""
+
+CANCEL: Final = 8
+INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
+LIVE: Final = "/inference.GRPCInferenceService/ServerLive"
+
 STAYS: Final = 7
 UNDER_WAY: Final = 1
 LEAVES: Final = 2
@@ -86,7 +108,11 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     add_model(root, "endless", ENDLESS, more="model_transaction_policy { decoupled: true }")
     add_model(root, "caller", CALLER)
     chain = [step("batched", "x=IN", "y=t"), step("slow", "x=t", "y=OUT")]
-    add_ensemble(root, "chain", pbtxt(["IN FP32 [4]"], ["OUT FP32 [4]"], chain))
+    add_ensemble(root, "chain", pbtxt(["IN FP32 [4]"], ["OUT FP32 [4]"], chain, batch=1))
+    bodies = add_model(root, "bodies", BODIES, tensors=False, rows=1)
+    with (bodies / "config.pbtxt").open("a") as file:
+        for kind, name in (("input", "body"), ("output", "result")):
+            file.write(f'{kind} [ {{ name: "{name}" data_type: TYPE_STRING dims: [ 1 ] }} ]\n')
     return root
 
 
@@ -157,13 +183,21 @@ def generate_stream(model: str, value: int) -> bytes:
 WAYS: Final = {"JSON": infer, "binary": binary, "generate": generate, "generate_stream": generate_stream}
 
 
+def metric(server: ServerProcess, name: str, *labels: str) -> float:
+    """The sum of the series of a metric that have these labels."""
+    page = requests.get(f"http://127.0.0.1:{server.http_port}/metrics", timeout=PATIENCE_S).text
+    lines = [line for line in page.splitlines() if line.startswith(name) and all(label in line for label in labels)]
+    return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+
 def canceled(server: ServerProcess, model: str) -> float:
     """Requests to a model whose callers have left."""
-    page = requests.get(f"http://127.0.0.1:{server.http_port}/metrics", timeout=PATIENCE_S).text
-    start = f'nv_inference_request_failure{{model="{model}"'
-    return sum(
-        float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(start) and "CANCELED" in line
-    )
+    return metric(server, "nv_inference_request_failure", f'model="{model}"', "CANCELED")
+
+
+def pending(server: ServerProcess, model: str) -> float:
+    """Requests to a model that wait for a run."""
+    return metric(server, "nv_inference_pending_request_count", f'model="{model}"')
 
 
 @contextmanager
@@ -173,7 +207,7 @@ def under_way(server: ServerProcess, model: Model, octets: bytes) -> Iterator[Pe
     try:
         with peer_of(server.rest_port) as peer:
             peer.sock.sendall(octets)
-            wait_until(lambda: model.runs == [UNDER_WAY])
+            wait_until(lambda: len(model.runs) == 1)
             yield peer
     finally:
         model.release()
@@ -232,3 +266,137 @@ def test_with_half_close_a_client_that_ends_its_side_is_answered(repository: Pat
         assert [peer.read().status for _ in range(3)] == [200] * 3
         assert peer.ended()
     assert slow.runs == [UNDER_WAY, STAYS]
+
+
+def test_requests_of_a_batch_that_callers_have_left_are_not_given_to_the_model(
+    server: ServerProcess, repository: Path
+) -> None:
+    for name in ("batched", "threaded"):
+        model = Model(repository, name)
+        run_beside(server, model, infer(name, LEAVES), infer(name, STAYS))
+        assert model.runs == [UNDER_WAY, STAYS]
+
+
+def test_steps_of_an_ensemble_are_not_begun(server: ServerProcess, repository: Path) -> None:
+    first, second = Model(repository, "batched"), Model(repository, "slow")
+    with under_way(server, first, infer("chain", UNDER_WAY, "IN")) as one:
+        abandon(server, infer("chain", LEAVES, "IN"))
+        one.sock.close()  # whose second step has not begun
+        wait_until(lambda: server.open_connections(server.rest_port) == 0)
+        with peer_of(server.rest_port) as last:
+            last.sock.sendall(infer("chain", STAYS, "IN"))
+            wait_until(lambda: server.open_connections(server.rest_port) == 1)
+            first.release()
+            assert last.read().status == 200
+    assert (first.runs, second.runs) == ([UNDER_WAY, STAYS], [STAYS])
+
+
+def test_calls_of_a_model_whose_callers_have_left_are_not_begun(server: ServerProcess, repository: Path) -> None:
+    slow = Model(repository, "slow")
+    with under_way(server, slow, infer("caller", UNDER_WAY)) as one:
+        one.sock.close()
+        wait_until(lambda: server.open_connections(server.rest_port) == 0)
+        slow.release()
+        with peer_of(server.rest_port) as last:
+            assert last.ask(infer("caller", STAYS)).status == 200
+    assert slow.runs == [UNDER_WAY, STAYS, STAYS]
+
+
+def test_one_of_several_who_wait_for_a_computation_takes_nothing_from_the_others(
+    server: ServerProcess, repository: Path
+) -> None:
+    cached = Model(repository, "cached")
+    with under_way(server, cached, infer("cached", UNDER_WAY)) as one:
+        with peer_of(server.rest_port) as stays, peer_of(server.rest_port) as leaves:
+            for peer in (leaves, stays):
+                peer.sock.sendall(infer("cached", STAYS))
+            wait_until(lambda: server.open_connections(server.rest_port) == 3)
+            leaves.sock.close()
+            wait_until(lambda: server.open_connections(server.rest_port) == 2)
+            cached.release()
+            assert stays.read().status == 200
+        assert one.read().status == 200
+    assert cached.runs == [UNDER_WAY, STAYS]
+
+
+def test_what_nobody_waits_for_any_more_is_not_computed_for_the_cache(server: ServerProcess, repository: Path) -> None:
+    cached = Model(repository, "cached")
+    run_beside(server, cached, infer("cached", 12), infer("cached", 17), infer("cached", 11))
+    assert cached.runs == [11, 17]
+
+
+def test_a_stream_of_events_whose_reader_leaves_stops(server: ServerProcess, repository: Path) -> None:
+    endless = Model(repository, "endless")
+    with peer_of(server.rest_port) as peer:
+        peer.sock.sendall(generate_stream("endless", STAYS))
+        assert b"text/event-stream" in peer.sock.recv(65_536)
+    wait_until(lambda: endless.runs == [1])
+
+
+def test_predictions_of_torchserve_are_not_begun(server: ServerProcess, repository: Path) -> None:
+    bodies = Model(repository, "bodies")
+    first, leaves, stays = (post("/predictions/bodies", str(value)) for value in (UNDER_WAY, LEAVES, STAYS))
+    run_beside(server, bodies, leaves, stays, first)
+    assert bodies.runs == [UNDER_WAY, STAYS]
+
+
+def grpc_message(value: int) -> bytes:
+    message = ModelInferRequest(model_name="slow")
+    message.inputs.add(name="x", datatype="FP32", shape=[1, 4])
+    message.raw_input_contents.append(np.array([value, 0, 0, 0], np.float32).tobytes())
+    return framed(message.SerializeToString())
+
+
+def begin(client: Client, kind: str, value: int) -> int:
+    """Send a request to "slow" on a stream of its own; returns the stream's number."""
+    if kind == "gRPC":
+        stream = client.start(INFER)
+        client.send(stream, grpc_message(value))
+        return stream
+    stream = client.connection.get_next_available_stream_id()
+    fields = [(":method", "POST"), (":scheme", "http"), (":authority", "here"), (":path", "/v2/models/slow/infer")]
+    client.connection.send_headers(stream, fields)
+    client.answers[stream] = Answer()
+    client.send(stream, document(value))
+    return stream
+
+
+@pytest.mark.parametrize("kind", ["gRPC", "REST"])
+@pytest.mark.parametrize("way", ["reset", "goodbye", "end", "loss"])
+def test_over_http2_they_are_not_begun_either(server: ServerProcess, repository: Path, kind: str, way: str) -> None:
+    slow, port = Model(repository, "slow"), server.rest_port
+    before = canceled(server, "slow")
+    with under_way(server, slow, infer("slow", UNDER_WAY)) as one, client_of(port) as client:
+        streams = [begin(client, kind, LEAVES) for _ in range(CALLERS)]
+        wait_until(lambda: pending(server, "slow") == CALLERS)
+        if way == "reset":
+            for stream in streams:
+                client.connection.reset_stream(stream, CANCEL)
+            client.flush()
+            client.call(LIVE, b"")
+        else:
+            if way == "goodbye":
+                client.connection.close_connection()
+                client.flush()
+            elif way == "loss":
+                client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.sock.close()
+            wait_until(lambda: server.open_connections(port) == 1)
+        with client_of(port) as other:
+            stream = begin(other, kind, STAYS)
+            slow.release()
+            assert other.answer(stream).data
+        assert one.read().status == 200
+    assert slow.runs == [UNDER_WAY, STAYS]
+    wait_until(lambda: canceled(server, "slow") == before + CALLERS)
+
+
+def test_a_goodbye_of_http2_alone_ends_no_request(server: ServerProcess, repository: Path) -> None:
+    slow = Model(repository, "slow")
+    with client_of(server.rest_port) as client:
+        slow.hold()
+        stream = begin(client, "REST", STAYS)
+        wait_until(lambda: slow.runs == [STAYS])
+        client.sock.sendall(pack_frame(GOAWAY, 0, 0, bytes(8)))
+        slow.release()
+        assert b"outputs" in client.answer(stream).data

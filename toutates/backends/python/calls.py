@@ -19,10 +19,22 @@ from toutates.models.held import hold_version
 from toutates.models.table import ModelTable, ServedVersion
 from toutates.system.errors import InvalidRequest, ModelNotReady, RequestError
 
-__all__ = ["MAX_CALLS", "CallError", "CallForm", "ManyPending", "Pending", "Response", "UnreadResponses", "is_ready"]
+__all__ = [
+    "MAX_CALLS",
+    "CallError",
+    "CallForm",
+    "ManyPending",
+    "Pending",
+    "Response",
+    "UnreadResponses",
+    "Waits",
+    "is_ready",
+]
 
 #: Calls of one instance at the same time.
 MAX_CALLS: Final = 1_024
+#: Whether anybody waits for what a model does now. Called in any thread.
+Waits = Callable[[], bool]
 #: A code of ``TritonError``.
 _INTERNAL: Final = 1
 #: More than any caller may leave unread.
@@ -284,6 +296,7 @@ class CallForm:
         number: int = 0,
         about: RequestAbout | None = None,
         *,
+        waits: Waits | None = None,
         is_many: bool = False,
     ) -> Pending:
         """Put rows into the model's batches. What is wrong with the call is its outcome, and nothing raises.
@@ -293,6 +306,9 @@ class CallForm:
             contents: bytes of each input; their lengths fit the shapes.
             on_done, number: see ``Pending``.
             about: what the call says beside its inputs; None for nothing.
+            waits: whether anybody waits for what the model does that calls; None for a model of which nobody knows
+                that. Where nobody does, what has not begun is not begun, but for steps of a sequence, which would be
+                left without them.
             is_many: whether it takes any number of responses, as decoupled models have them: a ``ManyPending``.
         """
         pending = ManyPending(self, on_done, number) if is_many else Pending(self, on_done, number)
@@ -311,6 +327,8 @@ class CallForm:
             call.is_wanted = lambda by_ns: pending.is_wanted
         else:
             call = ModelCall(known.fitting.rows, pending.take, known.wanted)
+            if waits is not None and (about is None or "sequence_id" not in about.parameters):
+                call.is_wanted = lambda by_ns: waits()
         if about is not None:
             call.about = lambda: about
         try:

@@ -26,7 +26,7 @@ from toutates.backends.python.child.senders import DecoupledSender
 from toutates.backends.python.instance import PythonInstance
 from toutates.backends.python.process import Failed, ModelProcess, ProcessEnded
 from toutates.backends.python.threaded import ThreadInstance
-from toutates.backends.rows import Row, contents_of, rows_of
+from toutates.backends.rows import Row, contents_of
 from toutates.engine.lane import Batch, PackedLane
 from toutates.engine.open_request import OpenRequest
 from toutates.engine.result import Outputs, PendingRequest, Separate
@@ -69,8 +69,8 @@ class DecoupledThreadInstance(ThreadInstance):
         super().close()
         self._open.fail(ExecutionFailed(UNLOADED))
 
-    def _run(self, batch: Batch) -> Separate:
-        lane, rows = batch.lane, rows_of(batch)
+    def _run(self, batch: Batch, rows: list[Row]) -> Separate:
+        lane = batch.lane
         refused: list[tuple[int, PendingRequest, Outputs | RequestError]] = []
         if isinstance(lane, PackedLane):
             tensors = [self._slicing(batch, lane, first, own) for first, own, _, _ in rows]

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -32,7 +33,7 @@ from toutates.backends.python.loads import LoadsModels
 from toutates.backends.python.process import Failed, ModelProcess, ProcessEnded
 from toutates.backends.python.process_calls import ProcessCalls
 from toutates.backends.python.results import Results
-from toutates.backends.rows import Contents, Row, about, contents_of, rows_of
+from toutates.backends.rows import Contents, Row, about, any_waits, contents_of, rows_of, take_left, with_left
 from toutates.engine.lane import Batch, Lane, PackedLane
 from toutates.engine.open_request import Responses
 from toutates.engine.result import Outputs, PendingRequest, Separate
@@ -94,6 +95,8 @@ class PythonInstance:
     Attributes:
         ports: the consumers of the version; set once these are known.
         responses: those of a decoupled model; set with ``ports``.
+        keeps_places: whether requests have their places in a batch, as those of sequences do. Else those that nobody
+            waits for any more are not given to the model.
         on_death: called when its process has ended, and what the model kept there is lost. In any thread.
     """
 
@@ -119,6 +122,7 @@ class PythonInstance:
         self.started_ns = self.ended_ns = 0
         self.ports: Sequence[Consumer] = ()
         self.responses = Responses()
+        self.keeps_places = False
         self.on_death: Callable[[], None] = lambda: None
         self._name = name
         self._signature = signature
@@ -157,8 +161,14 @@ class PythonInstance:
 
     def run(self, batch: Batch, first: int, rows: int) -> Outputs | Separate:
         """Run a batch. See ``Backend``: an error of the model's is the outcome of its requests, and nothing raises."""
+        self.started_ns = self.ended_ns = time.monotonic_ns()
         requests = rows_of(batch)
-        self.started_ns = time.monotonic_ns()
+        left = [] if self._stacked or self.keeps_places else take_left(requests, self.ports)
+        if not left:
+            return self._run_requests(batch, requests)
+        return with_left(self._run_requests(batch, requests) if requests else Separate([]), batch, requests, left)
+
+    def _run_requests(self, batch: Batch, requests: list[Row]) -> Outputs | Separate:
         try:
             return self._run_untouched(batch, requests)
         except Failed as error:
@@ -250,10 +260,15 @@ class PythonInstance:
 
     def _ask(self, process: ModelProcess, kind: int, frame: bytes, requests: list[Row]) -> bytes:
         """Have the process run a batch; returns what it says then."""
-        self._calls.begin()
-        return process.ask(
-            kind, frame, self._limits.execute_s, lambda question: self._answer(question, requests), self._calls
-        )
+        calls = self._calls
+        calls.begin()
+        calls.waits = partial(any_waits, requests, self.ports)
+        try:
+            return process.ask(
+                kind, frame, self._limits.execute_s, lambda question: self._answer(question, requests), calls
+            )
+        finally:
+            calls.waits = None
 
     def _all_in_place(self, batch: Batch, lane: PackedLane) -> Outputs | Separate:
         """The outcome of a batch whose outputs are all in its buffers."""

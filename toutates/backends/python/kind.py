@@ -300,6 +300,7 @@ class _Loading:
             for instance in some:
                 instance.ports = supertensor.ports
                 instance.responses = responses
+                instance.keeps_places = tensors is not None
             return PythonServable(version.number, supertensor, some, closing, metrics, responses, self.isolation.free)
 
         servable: Servable

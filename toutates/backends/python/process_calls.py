@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from toutates.backends.python.arena import Arena
-from toutates.backends.python.calls import MAX_CALLS, CallForm, ManyPending, Pending, Response, is_ready
+from toutates.backends.python.calls import MAX_CALLS, CallForm, ManyPending, Pending, Response, Waits, is_ready
 from toutates.backends.python.child import frames
 from toutates.backends.python.loads import LoadsModels
 from toutates.backends.python.parameters import checked_parameters
@@ -77,6 +77,7 @@ class ProcessCalls:
 
     Attributes:
         event: the descriptor of what wakes the thread when there is an outcome.
+        waits: whether anybody waits for the batch that the process runs; None where it does more than that.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class ProcessCalls:
         self._large: dict[int, npt.NDArray[Any]] = {}
         self._forms: dict[bytes, _Form] = {}
         self._thread = 0
+        self.waits: Waits | None = None
 
     def __del__(self) -> None:
         if self.event >= 0:
@@ -186,7 +188,9 @@ class ProcessCalls:
             return _failed(number, _INTERNAL, "there are no other models")
         note = self._note_part if form.is_many else self._note
         read = _read_counter(block, form.used) if form.is_many else None
-        pending = form.calls.begin(self._get_table, contents, note, number, about, is_many=form.is_many)
+        pending = form.calls.begin(
+            self._get_table, contents, note, number, about, waits=self.waits, is_many=form.is_many
+        )
         if read is not None and isinstance(pending, ManyPending):
             pending.read_bytes = lambda: int(read[0])
         self._large.pop(block_number, None)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from toutates.backends.python.calls import CallForm, ManyPending, Pending, Response, is_ready
+from toutates.backends.python.calls import CallForm, ManyPending, Pending, Response, Waits, is_ready
 from toutates.backends.python.child.errors import TritonModelException, check_process
 from toutates.backends.python.child.requests import (
     Caller,
@@ -23,7 +23,7 @@ from toutates.engine.servable import Content, RequestAbout
 from toutates.models.table import ModelTable
 from toutates.system.errors import RequestError
 
-__all__ = ["ThreadCaller", "note_loading"]
+__all__ = ["ThreadCaller", "note_loading", "note_waits"]
 
 #: Forms of calls that are remembered.
 _MAX_FORMS: Final = 256
@@ -34,6 +34,16 @@ _whose = threading.local()
 def note_loading(*, is_loading: bool) -> None:
     """Note whether this thread is loading a model: then it must not wait for the load of another one."""
     _whose.is_loading = is_loading
+
+
+def note_waits(waits: Waits | None) -> Waits | None:
+    """Note whether anybody waits for what this thread does from now on; returns what was noted before.
+
+    None is for threads of which nobody knows that.
+    """
+    before: Waits | None = getattr(_whose, "waits", None)
+    _whose.waits = waits
+    return before
 
 
 def _response(said: Response) -> InferenceResponse:
@@ -119,7 +129,8 @@ class ThreadCaller(Caller):
             form = self._forms[key] = CallForm(request.model_name, version, inputs, names)
         said = request.said()
         about = RequestAbout(said.get("id", ""), None, said.get("parameters", {})) if said else None
-        return form.begin(self._get_table, contents, on_done, 0, about, is_many=is_many)
+        waits = getattr(_whose, "waits", None)
+        return form.begin(self._get_table, contents, on_done, 0, about, waits=waits, is_many=is_many)
 
     def result(self, call: tuple[Pending, threading.Lock]) -> InferenceResponse:
         """See ``Caller``."""

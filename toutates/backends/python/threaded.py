@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -29,8 +30,8 @@ from toutates.backends.python.child.tensors import Tensor
 from toutates.backends.python.deviations import Deviations
 from toutates.backends.python.output import PrintedOutput
 from toutates.backends.python.results import Results
-from toutates.backends.python.thread_caller import note_loading
-from toutates.backends.rows import Row, about, contents_of, rows_of
+from toutates.backends.python.thread_caller import note_loading, note_waits
+from toutates.backends.rows import Row, about, any_waits, contents_of, rows_of, take_left, with_left
 from toutates.engine.lane import Batch, PackedLane
 from toutates.engine.open_request import Responses
 from toutates.engine.packing import LARGE_OUTPUT_BYTES
@@ -97,6 +98,7 @@ class ThreadInstance:
         self.started_ns = self.ended_ns = 0
         self.ports: Sequence[Consumer] = ()
         self.responses = Responses()
+        self.keeps_places = False
         self._name = name
         self._signature = signature
         self._model = model
@@ -127,15 +129,25 @@ class ThreadInstance:
         """Run a batch. See ``Backend``: an error of the model's is the outcome of its requests, and nothing raises."""
         if threading.get_ident() != self._thread:
             self.enter()
+        self.started_ns = self.ended_ns = time.monotonic_ns()
+        requests = rows_of(batch)
+        left = [] if self._stacked or self.keeps_places else take_left(requests, self.ports)
+        if not left:
+            return self._run_requests(batch, requests)
+        return with_left(self._run_requests(batch, requests) if requests else Separate([]), batch, requests, left)
+
+    def _run_requests(self, batch: Batch, requests: list[Row]) -> Outputs | Separate:
         before = [sys.getrefcount(array) for array in batch.arrays]
-        self.started_ns = time.monotonic_ns()
+        before_it = note_waits(partial(any_waits, requests, self.ports))
         try:
-            outcome = self._run(batch)
+            outcome = self._run(batch, requests)
         except Exception as error:
             # A bug of this package. If it were raised, each request would be run once more by itself.
             logger.exception("running a batch of %s failed", self._name)
             failure = ExecutionFailed(f"running the batch failed: {type(error).__name__}")
-            outcome = Separate([(port, request, failure) for _, _, port, request in rows_of(batch)])
+            outcome = Separate([(port, request, failure) for _, _, port, request in requests])
+        finally:
+            note_waits(before_it)
         self.ended_ns = time.monotonic_ns()
         if [sys.getrefcount(array) for array in batch.arrays] != before:
             batch.room = -1  # so that it is not used again
@@ -149,8 +161,8 @@ class ThreadInstance:
         except Exception as error:
             self._output.log("E", f"finalize failed: {described(error)}")
 
-    def _run(self, batch: Batch) -> Outputs | Separate:
-        lane, rows = batch.lane, rows_of(batch)
+    def _run(self, batch: Batch, rows: list[Row]) -> Outputs | Separate:
+        lane = batch.lane
         if not isinstance(lane, PackedLane):
             return self._run_gathered(batch, rows)
         numbers = [(0, batch.rows)] if self._stacked else [(first, own) for first, own, _, _ in rows]

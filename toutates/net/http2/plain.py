@@ -21,7 +21,7 @@ from toutates.net.http2.blocks import Blocks
 from toutates.net.http2.heads import read_head, unread_head
 from toutates.net.side_thread import outcome_of
 from toutates.net.worker import Worker
-from toutates.system.errors import Cancelled, Overloaded, RequestError
+from toutates.system.errors import CallerLeft, Overloaded, RequestError
 
 __all__ = ["PlainHttp", "StreamAnswers"]
 
@@ -141,7 +141,7 @@ class StreamAnswers:
             try:
                 while inflater.step():
                     if not request.open:
-                        raise Cancelled("the client has left")
+                        raise CallerLeft("the client has left")
                 return inflater.finish()
             except Refused as refusal:
                 return refusal.with_traceback(None)
