@@ -310,6 +310,22 @@ def test_nan_is_given_to_models_that_take_it(tmp_path: Path) -> None:
     npt.assert_array_equal(predict(tmp_path, {"input__0": x})["label"], model.predict(x))
 
 
+def test_a_text_that_is_no_number_is_the_clients_fault(tmp_path: Path) -> None:
+    from toutates.system.errors import InvalidRequest
+
+    model, frame = of_columns()
+    inputs = "".join(
+        f'input {{ name: "{name}" data_type: TYPE_{datatype} dims: [ 1 ] }} '
+        for name, datatype in (("age", "STRING"), ("city", "STRING"), ("rooms", "INT64"))
+    )
+    save_trusted(tmp_path, model, f'backend: "sklearn" max_batch_size: 8 {inputs}')
+    given = {"age": np.array([[b"1.5"]], object), "city": np.array([[b"Rom"]], object), "rooms": np.array([[1]])}
+    own = frame.iloc[:1].assign(age=1.5, city="Rom", rooms=1)
+    npt.assert_array_equal(predict(tmp_path, given)["label"], model.predict(own))
+    with pytest.raises(InvalidRequest, match="could not convert string to float"):
+        predict(tmp_path, {**given, "age": np.array([[b"old"]], object)})
+
+
 def test_what_an_estimator_does_wrong_is_no_fault_of_the_rows(tmp_path: Path) -> None:
     from sklearn.linear_model import LinearRegression, LogisticRegression
     from sklearn.pipeline import make_pipeline

@@ -14,7 +14,7 @@ __all__ = ["Results", "is_of_rows", "results_of", "takes_nan"]
 _ANSWERING: Final = ("best_estimator_", "regressor_")
 #: Kinds of estimators that give each row a number.
 _NUMBERING: Final = ("clusterer", "outlier_detector", "density_estimator", "DensityEstimator")
-#: Of modules that read rows, where NumPy may be what raises.
+#: Modules that read rows, where NumPy or pandas may be what raises.
 _READING: Final = ("sklearn.utils.validation", "sklearn.utils._array_api")
 
 
@@ -110,15 +110,13 @@ def is_of_rows(error: ValueError) -> bool:
     """
     if isinstance(error, NotFittedError) or " features, but " in str(error):
         return False
-    traceback = error.__traceback__
-    if traceback is None:
-        return False
-    while traceback.tb_next is not None:
+    module, is_raised, traceback = "", False, error.__traceback__
+    while traceback is not None:
+        frame = traceback.tb_frame
+        module = str(frame.f_globals.get("__name__", ""))
+        if module in _READING:
+            return True
+        code = frame.f_code.co_code
+        is_raised = traceback.tb_lasti < len(code) and dis.opname[code[traceback.tb_lasti]] == "RAISE_VARARGS"
         traceback = traceback.tb_next
-    frame = traceback.tb_frame
-    module = str(frame.f_globals.get("__name__", ""))
-    if module in _READING:
-        return True
-    code = frame.f_code.co_code
-    is_raised = traceback.tb_lasti < len(code) and dis.opname[code[traceback.tb_lasti]] == "RAISE_VARARGS"
-    return module.startswith("sklearn.") and is_raised
+    return is_raised and module.startswith("sklearn.")
