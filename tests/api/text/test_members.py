@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
-from tests.api.text.support import CLASSIFIER, EMBEDDER, RERANKER, Double, Front, front
+from tests.api.text.support import CLASSIFIER, EMBEDDER, RERANKER, Double, Front, front, table_of
 from toutates.backends.text.interface import Scores, TextOptions
 
 HEADER = "x-ignored-members"
@@ -231,6 +232,17 @@ def test_the_servers_own_route_asks_the_model_that_is_named(api: Front) -> None:
     assert len(ask(api, "/").document[0]) == EMBEDDER.dimensions
     assert ask(api, "/", model="judge").status == 424
     assert ask(api, "/", model="nobody").status == 404
+
+
+def test_the_servers_own_route_looks_for_models_once_for_each_table() -> None:
+    with front({"mood": Double(CLASSIFIER)}) as api:
+        assert api.ask("/", {"inputs": "a"}).status == 200
+        with patch.object(
+            type(api.apis.lookup), "all", side_effect=AssertionError("the table is looked through again")
+        ):
+            assert api.ask("/", {"inputs": "b"}).status == 200
+        api.table = table_of({"minilm": Double(EMBEDDER), "mood": Double(CLASSIFIER)})
+        assert len(api.ask("/", {"inputs": "a"}).document[0]) == EMBEDDER.dimensions
 
 
 def test_without_any_model_the_servers_own_route_says_so() -> None:

@@ -75,6 +75,7 @@ class Lookup:
         self._divider = divider or Divider(bytes, None)
         self._table: Callable[[], ModelTable | None] = _no_table
         self._found: dict[tuple[str, Wants], FoundText] = {}
+        self._tasks: frozenset[Task] | None = None
 
     def find(self, name: str, wants: Wants) -> FoundText:
         """The model that a request means; 0.3 us for one that was found before.
@@ -88,9 +89,7 @@ class Lookup:
         """
         table = self._get_table()
         if table is not self._table():
-            found: dict[tuple[str, Wants], FoundText] = {}
-            self._table = ref(table, lambda _: found.clear())
-            self._found = found
+            self._forget(table)
         routes = table.traffic.routes
         if name in routes:
             return self._of_route(table, routes[name], name, wants)
@@ -102,6 +101,22 @@ class Lookup:
                 self._found.clear()
             self._found[key] = model
         return model
+
+    def tasks(self) -> frozenset[Task]:
+        """What the models do, of those that the caller may use."""
+        table = self._get_table()
+        if table is not self._table():
+            self._forget(table)
+        tasks = self._tasks
+        if tasks is None:
+            tasks = self._tasks = frozenset(found.model.info.task for found in self.all())
+        return tasks
+
+    def _forget(self, table: ModelTable) -> None:
+        """Remember from now on what is found in another table."""
+        found: dict[tuple[str, Wants], FoundText] = {}
+        self._table = ref(table, lambda _: found.clear())
+        self._found, self._tasks = found, None
 
     @property
     def table(self) -> ModelTable | None:

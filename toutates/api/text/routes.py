@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from toutates.api.rest.answers import Answer
-from toutates.api.text.lookup import ANY, Wants
+from toutates.api.text.lookup import ANY, Lookup, Wants
 from toutates.api.text.members import ignored_field
 from toutates.api.text.problems import Problem
 from toutates.api.text.reading import BodyReader
@@ -112,14 +112,13 @@ class ByTask:
     model: str
     asked: Mapping[Task, Asked | Problem]
 
-    def of(self, find: Callable[[str, Wants], FoundText], models: Sequence[FoundText]) -> Asked:
-        """What the request asks for of its model, or of models of which some may do what the first task is.
+    def of(self, lookup: Lookup) -> Asked:
+        """What the request asks for: of its model or, if it names none, of the first task that some model does.
 
         Raises:
             RequestError: nothing, or there is no such model.
         """
-        tasks = [find(self.model, ANY)] if self.model else models
-        served = {found.model.info.task for found in tasks}
+        served = {lookup.find(self.model, ANY).model.info.task} if self.model else lookup.tasks()
         task = next((task for task in self.asked if task in served), next(iter(self.asked)))
         asked = self.asked[task]
         if isinstance(asked, Problem):

@@ -375,7 +375,7 @@ class _Request:
         call, work = self._call, self._work
         try:
             if isinstance(asked, ByTask):
-                asked = asked.of(self._lookup.find, self._lookup.all())
+                asked = asked.of(self._lookup)
             if isinstance(asked, Asked):
                 self._compute(asked)
             elif isinstance(asked, RequestError):
