@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 from unittest.mock import patch
 
 import h2.config
@@ -37,6 +37,7 @@ from toutates.h2grpc import (
     method_table,
 )
 from toutates.h2grpc.events import InflationDue, LargeRequest
+from toutates.h2grpc.header_field import HeaderField
 from toutates.h2grpc.message_memory import MessageMemory
 from toutates.h2grpc.messages import decompress
 from toutates.h2grpc.plain import Admit
@@ -224,6 +225,32 @@ def small_is_large() -> Iterator[None]:
 def elements(vector: Vector) -> list[tuple[int, int]]:
     """Address and size of each element of an array of ``struct iovec``."""
     return list(struct.iter_unpack("NN", ctypes.string_at(vector.address, 16 * vector.count)))
+
+
+@dataclass
+class Verdict:
+    """A ``PlainHead``."""
+
+    max_body_size: int = 1_000
+    refusal: Any = None
+    expects_continue: bool = False
+
+
+@dataclass
+class Judge:
+    """Judges by the path, and notes how often."""
+
+    asked: list[bytes] = field(default_factory=list)
+
+    def __call__(self, fields: Sequence[HeaderField], size: int) -> tuple[Verdict, int]:
+        path = next(one.value for one in fields if one.name == b":path")
+        self.asked.append(path)
+        verdict = Verdict(
+            max_body_size=100_000 if path == b"/large" else 1_000,
+            refusal="no" if path in (b"/refused", b"/dear") else None,
+            expects_continue=path == b"/continue",
+        )
+        return verdict, 100 if path == b"/dear" else 0
 
 
 @dataclass

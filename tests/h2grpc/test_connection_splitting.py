@@ -17,6 +17,7 @@ from tests.h2grpc.support import (
     PREFACE,
     REQUEST_BLOCK,
     STREAM_BLOCK,
+    Judge,
     Server,
     block,
     data,
@@ -31,6 +32,12 @@ from tests.h2grpc.support import (
 )
 from toutates.h2grpc import Limits
 
+
+def plain_block(path: str) -> bytes:
+    return block([(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "test")])
+
+
+PLAIN_BLOCK = plain_block("/")
 GZIPPED = message(zlib.compress(b"x" * 10_000, wbits=31), flag=1)
 SESSIONS = {
     "unary calls": OPENING + b"".join(unary(n, bytes([n]) * n) for n in range(1, 20, 2)),
@@ -52,6 +59,21 @@ SESSIONS = {
     "stream errors": OPENING + headers(1, b"") + headers(3, REQUEST_BLOCK) + window_update(3, 0) + data(3) + unary(5),
     "a connection error": OPENING + unary(1) + headers(3, STREAM_BLOCK) + data(0) + unary(5),
     "a large message": OPENING + headers(1, REQUEST_BLOCK) + data(1, message(bytes(30_000)), END_STREAM),
+    "plain HTTP beside calls": OPENING
+    + b"".join(headers(n, PLAIN_BLOCK) + data(n, bytes(n), END_STREAM) + unary(n + 2) for n in range(1, 20, 4))
+    + headers(21, PLAIN_BLOCK)
+    + data(21, b"in")
+    + unary(23)
+    + data(21, b" pieces", END_STREAM)
+    + headers(25, plain_block("/refused"))
+    + data(25, bytes(100), END_STREAM)
+    + headers(27, plain_block("/continue"))
+    + data(27, bytes(600))
+    + data(27, bytes(600))
+    + headers(29, PLAIN_BLOCK)
+    + rst_stream(29)
+    + headers(31, plain_block("/large"))
+    + data(31, bytes(30_000), END_STREAM),
     "HTTP/1": b"GET / HTTP/1.1\r\nhost: a\r\n\r\n",
     "a long HTTP/1 path": b"GET /" + b"a" * 600 + b" HTTP/1.1\r\n\r\n",
     "garbage": b"\x00\x03\x01\x02\x00\x01\x00",
@@ -63,7 +85,7 @@ LIMITS = Limits(max_preface_bytes=1_000, stream_window=70_000, connection_window
 
 
 def outcome(chunks: list[bytes]) -> tuple[object, bytes]:
-    server = Server(LIMITS)
+    server = Server(LIMITS, admit=Judge())
     for chunk in chunks:
         server.receive(chunk)
     return describe(server.events), server.sent()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -21,6 +19,7 @@ from tests.h2grpc.support import (
     RST_STREAM,
     WINDOW_UPDATE,
     Frame,
+    Judge,
     Server,
     block,
     data,
@@ -31,38 +30,11 @@ from tests.h2grpc.support import (
     window_update,
 )
 from toutates.h2grpc import Limits, PlainCall
-from toutates.h2grpc.header_field import HeaderField
 from toutates.h2grpc.headers import ResponseBlock, encode_block
 from toutates.h2grpc.shared import Shared
 from toutates.h2grpc.status import LimitExceeded
 
 ANSWER = ResponseBlock([(b":status", b"200")])
-
-
-@dataclass
-class Verdict:
-    """A ``PlainHead``."""
-
-    max_body_size: int = 1_000
-    refusal: Any = None
-    expects_continue: bool = False
-
-
-@dataclass
-class Judge:
-    """Judges by the path, and notes how often."""
-
-    asked: list[bytes] = field(default_factory=list)
-
-    def __call__(self, fields: Sequence[HeaderField], size: int) -> tuple[Verdict, int]:
-        path = next(one.value for one in fields if one.name == b":path")
-        self.asked.append(path)
-        verdict = Verdict(
-            max_body_size=100_000 if path == b"/large" else 1_000,
-            refusal="no" if path in (b"/refused", b"/dear") else None,
-            expects_continue=path == b"/continue",
-        )
-        return verdict, 100 if path == b"/dear" else 0
 
 
 def head(path: str = "/", *extra: tuple[str, str], method: str = "POST") -> bytes:
