@@ -79,6 +79,7 @@ EFFECTS: Final[list[tuple[str, str, str, object]]] = [
     ("--grpc-addr", "[::1]:99", "grpc_addr", Address("::1", 99)),
     ("--processing-cores", "5", "processing_cores", 5),
     ("--model-load-thread-count", "5", "parallel_loads", 5),
+    ("--model-load-retry-count", "2", "load_retries", 2),
     ("--executor-cpus", "5", "executor_cpus", 5),
     ("--executor-threads", "3", "executor_threads", 3),
     ("--metrics-models", "7", "metrics_models", 7),

@@ -183,6 +183,14 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
             option="parallel_loads",
         ),
         Flag(
+            "model-load-retry-count",
+            "N",
+            "load a version that could not be loaded again, up to N times, unless its configuration is at fault",
+            "0",
+            whole(0),
+            option="load_retries",
+        ),
+        Flag(
             "strict-readiness", "BOOL", "report the server as not ready while a model cannot be served", "true", boolean
         ),
         Flag(

@@ -119,10 +119,8 @@ _ROWS: Final = (
     ),
     TritonFlag(
         "model-load-retry-count",
-        "downloads are tried again by themselves (`AWS_MAX_ATTEMPTS`), other failures do not pass by waiting",
-        _NONE,
-        read=whole(0),
-        harmless=0,
+        "0 by default; a configuration that cannot be used is not tried again, downloads are by themselves "
+        "(`AWS_MAX_ATTEMPTS`)",
     ),
     TritonFlag(
         "model-namespacing", "names of models are unique over all repositories", _NONE, read=boolean, harmless=False

@@ -163,6 +163,11 @@ class ModelManager:
     def _new_turn(self, name: str) -> ModelTurn:
         return ModelTurn(name, self._table, self._running, self.counters, self._note_findings)
 
+    @property
+    def tries_again(self) -> bool:
+        """Whether a version that could not be loaded is loaded again."""
+        return self._running.tries_again
+
     def begin_in_loader(self, work: Callable[[], T], name: str, on_done: Callable[[T], None]) -> bool:
         """Have work done in a thread that loads versions; see ``RunningVersions.begin``."""
         return self._running.begin(work, name, on_done)

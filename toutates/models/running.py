@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ from toutates.models.repository import VersionFolder
 from toutates.models.table import ModelState, ServedVersion, VersionEntry
 from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.system.client_text import without_paths
-from toutates.system.errors import ToutatesError
+from toutates.system.errors import ConfigurationError, ToutatesError
 from toutates.system.interpreter import gil_enabled
 from toutates.system.placement import Placement, Turns
 from toutates.system.shared_threads import SharedThreads, name_this_thread
@@ -67,6 +67,7 @@ class LoadOptions:
         arbiter: of the turns of executors; None for no turns.
         measured: whether it is found out how much memory each version takes.
         executor_threads: threads that executors on the CPU share; 0 gives each one of its own.
+        retries: how often a version that could not be loaded is loaded again.
     """
 
     kinds: Sequence[Kind]
@@ -76,6 +77,7 @@ class LoadOptions:
     arbiter: Arbiter | None = None
     measured: bool = False
     executor_threads: int = 0
+    retries: int = 0
 
 
 @dataclass(slots=True)
@@ -186,6 +188,8 @@ class RunningVersions:
             on_version: called after each, with its model's name and its entry. One that failed has the reason.
         """
         waiting = deque(versions)
+        #: how often each may be loaded again
+        left: defaultdict[tuple[str, int], int] = defaultdict(lambda: self._options.retries)
 
         async def load_some() -> None:
             while waiting:
@@ -199,6 +203,10 @@ class RunningVersions:
                         outcomes.append((*waiting.popleft(), _failure(error)))
                 finally:
                     for model, version, outcome in outcomes:
+                        if self._is_loaded_again(model, version, outcome, left[model, version.number]):
+                            left[model, version.number] -= 1
+                            waiting.append((model, version))
+                            continue
                         on_version(model, self.enter(model, version, outcome, overridden=False))
                     outcomes.clear()
                     self._under_way -= 1
@@ -328,18 +336,45 @@ class RunningVersions:
 
     async def _load(self, model: str, version: VersionFolder, overridden: bool) -> VersionEntry:
         self._under_way += 1
+        left = self._options.retries
         try:
             async with self._loading:
-                try:
-                    outcome = await self._loaders.run(
-                        partial(self.try_to_load, model, version, overridden=overridden), f"ort {model}"
-                    )
-                except Exception as error:  # the system has no thread left
-                    outcome = _failure(error)
+                while True:
+                    try:
+                        outcome = await self._loaders.run(
+                            partial(self.try_to_load, model, version, overridden=overridden), f"ort {model}"
+                        )
+                    except Exception as error:  # the system has no thread left
+                        outcome = _failure(error)
+                    if not self._is_loaded_again(model, version, outcome, left):
+                        break
+                    left -= 1
             return self.enter(model, version, outcome, overridden=overridden)
         finally:
             self._under_way -= 1
             self._end_threads()
+
+    @property
+    def tries_again(self) -> bool:
+        """Whether a version that could not be loaded is loaded again."""
+        return self._options.retries > 0
+
+    def _is_loaded_again(self, model: str, version: VersionFolder, outcome: Outcome, left: int) -> bool:
+        """Whether a version is to be loaded once more, where it may be ``left`` times; notes why.
+
+        A configuration that cannot be used does not become another one by that.
+        """
+        error = outcome.result
+        if not left or isinstance(error, ServedVersion | ConfigurationError):
+            return False
+        outcome.result = RuntimeError()  # see ``enter``
+        del error
+        self._loaders.nudge()
+        first_line = outcome.reason.partition("\n")[0]
+        fields = {"model": model, "version": version.number, "reason": first_line, "left": left}
+        text = "model '%s' version %d could not be loaded, and is loaded again: %s (%d left)"
+        logger.warning(text, *fields.values(), extra=fields)
+        return True
 
     def begin(self, work: Callable[[], T], name: str, on_done: Callable[[T], None]) -> bool:
         """Have work done in a thread that loads versions, without waiting for it, unless all of them have something.

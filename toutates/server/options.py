@@ -93,6 +93,7 @@ class Options:
         map_weights: whether weights are mapped from their own files, which nobody may write to then.
         processing_cores: number of workers; None for the default of ``toutates.system.placement``.
         parallel_loads: how many models are loaded at the same time.
+        load_retries: how often a version that could not be loaded is loaded again.
         executor_threads: threads that run batches of ONNX models on the CPU; None for one per CPU.
         executor_cpus: number of CPUs that executors share when pinned; without pinning, that workers leave free.
         cpu_pinning: CPUs to pin threads to, ``()`` for all that the process may use; None for no pinning.
@@ -154,6 +155,7 @@ class Options:
     processes: int = 1
     processing_cores: int | None = None
     parallel_loads: int = 1
+    load_retries: int = 0
     executor_threads: int | None = None
     executor_cpus: int = 1
     cpu_pinning: tuple[int, ...] | None = None

@@ -579,6 +579,7 @@ class Server:
             arbiter=self._arbiter,
             measured=options.model_control_mode == "on-demand",
             executor_threads=options.executor_threads or max(2, usable_cores(self._placement)),
+            retries=options.load_retries,
         )
         manager = ModelManager(
             load_options,

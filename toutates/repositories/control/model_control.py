@@ -588,6 +588,7 @@ class ModelControl:
                 with running_on(self._cpus, self._cpus):
                     found, fetched = _look_and_fetch(repository, name, None, lambda fetched: None)
                     is_simple = fits(fetched) and len(fetched.versions) == 1 and not fetched.problem
+                    is_simple = is_simple and not self._manager.tries_again  # which takes a task
                     outcome = self._manager.try_to_load(name, fetched.versions[0]) if is_simple else None
                     return _Looked(found, fetched, outcome)
             except Exception as error:
