@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -130,7 +131,6 @@ EFFECTS: Final[list[tuple[str, str, str, object]]] = [
     ("--http-header-forward-pattern", "^x-", "rest", RestSettings(forwarded=re.compile("^x-", re.IGNORECASE))),
     ("--grpc-header-forward-pattern", "^x-", "grpc_forwarded", re.compile("^x-", re.IGNORECASE)),
     ("--metrics-addr", "[::1]:99", "metrics_addr", Address("::1", 99)),
-    ("--access-file", "access.yaml", "access_file", Path("access.yaml")),
     ("--traffic-file", "traffic.yaml", "traffic_file", Path("traffic.yaml")),
     ("--server-id", "mine", "server_id", "mine"),
     ("--shutdown-delay", "0.5", "shutdown_delay_s", 0.5),
@@ -150,12 +150,20 @@ def test_a_flag_changes_its_option_and_no_other(flag: str, value: str, name: str
     assert [getattr(options, field) for field in others] == [getattr(before, field) for field in others]
 
 
+def test_an_access_file_beside_ports_in_clear_is_a_warning_and_changes_nothing_else() -> None:
+    before, options = parse(), parse("--access-file", "access.yaml")
+    assert (before.access_file, options.access_file) == (None, Path("access.yaml"))
+    [warning] = options.warnings
+    assert warning.startswith("--access-file: keys and tokens come in clear to --grpc-addr 0.0.0.0:8001, ")
+    assert replace(options, access_file=None, warnings=()) == before
+
+
 def test_every_flag_is_in_the_table_above() -> None:
     flags = {f"--{name}" for name in (*FLAGS, *ALIASES)}
     together = {"--tls-cert", "--tls-key", "--tls-client-ca", "--s3-endpoint", "--s3-prefix", "--s3-region"}
     together |= {"--load-model", "--trace-level", "--trace-rate", "--trace-count", "--debug-endpoints"}
     together |= {"--torchserve-management-addr", "--torchserve-model-store", "--torchserve-allowed-urls"}
-    together |= {"--model-memory"}
+    together |= {"--model-memory", "--access-file"}
     together |= {"--limit", "--config", "--executor-cores", "--api-key-file", "--metrics-tls"}
     assert flags - {effect[0] for effect in EFFECTS} == together
 
