@@ -102,6 +102,27 @@ def test_a_browser_that_asks_first_is_told_without_a_key(server: ServerProcess) 
         assert "access-control-allow-headers" not in odd.fields
 
 
+def test_over_http2_it_is_the_same(server: ServerProcess) -> None:
+    httpx = pytest.importorskip("httpx")
+    pytest.importorskip("h2")
+    question = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "key"}
+    for port in (server.rest_port, server.port):
+        with httpx.Client(http1=False, http2=True, base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
+            for _ in range(2):
+                answer = client.post(INFER, content=BODY, headers={"Origin": f" {APP} "})
+                assert (answer.http_version, answer.status_code) == ("HTTP/2", 200)
+                assert answer.headers["access-control-allow-origin"] == APP
+                other = client.post(INFER, content=BODY, headers={"Origin": "https://evil.example"})
+                assert "access-control-allow-origin" not in other.headers
+                assert other.headers["vary"] == "origin"
+            asked_first = client.options(INFER, headers={"Origin": APP, **question})
+            assert (asked_first.status_code, asked_first.headers["access-control-allow-headers"]) == (204, "key")
+            whole, head = client.get("/openapi.json"), client.head("/openapi.json")
+            assert (head.content, head.headers["content-length"]) == (b"", whole.headers["content-length"])
+            refused = client.put("/v2/health/live")
+            assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD")
+
+
 def test_the_management_api_stays_closed_to_pages(server: ServerProcess) -> None:
     with peer_of(server.management_port) as peer:
         for octets in (asked("/models"), get("/models", f"Origin: {APP}")):

@@ -39,7 +39,7 @@ def read_head(fields: Sequence[HeaderField], size: int, limits: Limits) -> Head:
     texts: dict[str, str] = {}
     hosts = 0
     for field in fields:
-        name, value = field.name, field.value
+        name, value = field.name, field.text
         if name == b":method":
             method = value
         elif name == b":path":
