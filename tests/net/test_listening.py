@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import socket
+from contextlib import ExitStack
 
 import pytest
 
+from tests.ports import free_port
 from toutates.net.listening import bind
 from toutates.system.address import Address
 from toutates.system.errors import ConfigurationError
@@ -25,6 +27,25 @@ def test_one_socket_has_its_port_for_itself() -> None:
         ):
             bind(address, "--addr", sockets=sockets)
     first.close()
+
+
+@pytest.mark.parametrize("sockets", [1, 2])
+@pytest.mark.parametrize("others", [1, 2])
+def test_a_port_where_nobody_listens_yet_belongs_to_who_came_first(sockets: int, others: int) -> None:
+    address = Address("127.0.0.1", free_port())
+    with ExitStack() as claims:
+        first = bind(address, "--addr", sockets=sockets, claims=claims)
+        with pytest.raises(ConfigurationError) as caught:
+            bind(address, "--addr", sockets=others, claims=claims)
+        first[0].listen()
+    with pytest.raises(ConfigurationError):
+        bind(address, "--addr", sockets=others, claims=claims)
+    assert str(caught.value).startswith(
+        f"--addr: cannot listen: Address already in use (got '{address}'); choose an address"
+    )
+    close(first)
+    with ExitStack() as claims:
+        close(bind(address, "--addr", sockets=others, claims=claims))  # a bind that has failed does not keep it
 
 
 def test_several_share_the_port_that_the_system_chose() -> None:

@@ -514,6 +514,24 @@ def test_accepting_pauses_when_there_are_no_file_descriptors(
         assert attempts[2] - attempts[1] >= 0.02
 
 
+def test_descriptors_that_are_kept_back_are_no_connections(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("toutates.net.accepting.ACCEPT_PAUSE_NS", 20_000_000)
+    with running() as server, server.client() as client:
+        client.unary(b"")
+        acceptor = server.worker.acceptor
+        server.call(lambda: setattr(acceptor, "most_fd", 0))
+        with connect(server) as sock:
+            assert read_all(sock) == b""
+        assert client.unary(b"those that are there go on").messages
+        server.call(lambda: setattr(acceptor, "most_fd", 2**31))
+        with server.client() as other:
+            assert other.unary(b"in the end").messages == [b"in the end"]
+        assert server.worker.limit_hits["file_descriptors"] == 1
+        assert "the file descriptors that are left are kept back" in caplog.text
+
+
 def test_connection_that_the_system_cannot_watch_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOSPC, "no space")

@@ -467,6 +467,7 @@ def test_what_workers_are_given_is_what_the_options_say(repository: Path, monkey
             super().__init__(worker, methods, *more)
 
     monkeypatch.setattr(workers_module, "Worker", Seen)
+    monkeypatch.setattr(workers_module, "most_descriptor", lambda: 77)
     monkeypatch.setattr("toutates.server.starting.GrpcService", SeenService)
     options = options_of(
         repository, processing_cores=2, max_concurrent_connections=11, max_buffered_bytes=25, grpc_compression="gzip"
@@ -477,7 +478,7 @@ def test_what_workers_are_given_is_what_the_options_say(repository: Path, monkey
             running.server.stop()
 
     run(main)
-    given = {"max_connections": 5, "buffer_bytes": 12}
+    given = {"max_connections": 5, "buffer_bytes": 12, "most_fd": 77}
     assert seen == [
         part for name in ("worker-0", "worker-1") for part in ((name, options.limits, given), (name, "gzip", STATUSES))
     ]

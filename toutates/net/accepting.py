@@ -62,6 +62,7 @@ class Acceptor:
 
     Attributes:
         listeners: by file descriptor.
+        most_fd: the first descriptor that no connection may have; those from it on are kept back for others.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Acceptor:
         self._incidents = incidents
         self._take = take
         self.listeners: dict[int, Listening] = {}
+        self.most_fd: int = NEVER
         self._again_ns = NEVER
         self._end_ns = NEVER
 
@@ -128,22 +130,29 @@ class Acceptor:
     def accept(self, fd: int, now_ns: int, most: int = ACCEPTS_PER_ROUND) -> None:
         """Take the connections of a listener that are there, ``most`` of them."""
         listening = self.listeners[fd]
+        turned_away = False
         for _ in range(most):
             try:
                 sock, address = listening.socket.accept()
             except BlockingIOError:
-                return
+                break
             except OSError as error:
                 if error.errno in ACCEPT_OVERLOAD:
-                    self._incidents.limit_hits["file_descriptors"] += 1
-                    self._incidents.accepting_pauses(str(error.strerror))
-                    self._pause(now_ns)
+                    self._pause(now_ns, str(error.strerror))
                     return
                 continue  # the peer gave up before we came (ECONNABORTED and the like)
+            if sock.fileno() >= self.most_fd:
+                sock.close()
+                turned_away = True
+                continue
             self._take(sock, f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "unix", now_ns, listening)
+        if turned_away:
+            self._pause(now_ns, "the file descriptors that are left are kept back")
 
-    def _pause(self, now_ns: int) -> None:
+    def _pause(self, now_ns: int, why: str) -> None:
         """Accept nothing for a while."""
+        self._incidents.limit_hits["file_descriptors"] += 1
+        self._incidents.accepting_pauses(why)
         if self._again_ns == NEVER:
             for fd in self.listeners:
                 self.epoll.unregister(fd)

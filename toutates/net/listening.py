@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from contextlib import ExitStack
+from typing import Any
 
 from toutates.system.address import Address
 from toutates.system.errors import ConfigurationError
@@ -11,19 +13,45 @@ from toutates.system.errors import ConfigurationError
 __all__ = ["bind"]
 
 
+def _claim(target: Any) -> socket.socket:
+    """Hold the name of an address, that of an abstract socket: one process of a network namespace can have it.
+
+    Raises:
+        OSError: another one has it.
+    """
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        claim.bind(f"\0toutates port {target[0]} {target[1]}")
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:  # else the system has no such names, and nobody holds any
+            claim.close()
+            raise
+    return claim
+
+
 def bind(
-    address: Address, flag: str, *, sockets: int = 1, shared: bool = False, otherwise: str = ""
+    address: Address,
+    flag: str,
+    *,
+    sockets: int = 1,
+    shared: bool = False,
+    otherwise: str = "",
+    claims: ExitStack | None = None,
 ) -> list[socket.socket]:
     """Sockets that share an address, bound, non-blocking, and not listening yet.
 
     Several share their port with SO_REUSEPORT, and the kernel spreads connections among them. Where the address is of
     IPv6, '::' takes IPv4 too, as users of Triton expect.
 
+    The kernel refuses a port where somebody listens. Two servers that start together listen later, so each holds a name
+    for its port meanwhile: ``claims`` gets it, to be closed once the sockets listen.
+
     Args:
         address: whose port may be 0; the system then chooses one, the same for all of them.
         flag: that gives the address, for errors.
         sockets: how many.
         shared: whether sockets of others may share the port too, as long as they are of the same user.
+        claims: see above; None for no name.
         otherwise: what else than another address would do, to end the remedy of an error.
 
     Raises:
@@ -39,6 +67,9 @@ def bind(
                 with socket.socket(family, kind, protocol) as alone:
                     alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                     alone.bind(target)
+            claim = None
+            if claims is not None and address.port and not shared:
+                claim = opened.enter_context(_claim(target))
             bound: list[socket.socket] = []
             for _ in range(sockets):
                 listener = opened.enter_context(socket.socket(family, kind, protocol))
@@ -51,6 +82,8 @@ def bind(
                 listener.bind(target)
                 target = (*listener.getsockname()[:2], *target[2:])
                 bound.append(listener)
+            if claims is not None and claim is not None:
+                claims.enter_context(claim)
         except OSError as error:
             raise ConfigurationError(
                 f"cannot listen: {error.strerror}",

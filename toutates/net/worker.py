@@ -91,6 +91,7 @@ class Worker:
         limits: bounds of every connection.
         max_connections: connections above it are turned away.
         buffer_bytes: what connections may hold for slow peers, together; None for as much as they like.
+        most_fd: see ``Acceptor``.
 
     Attributes:
         services: those of its connections, which it has started.
@@ -120,6 +121,7 @@ class Worker:
         *,
         max_connections: int = 100_000,
         buffer_bytes: int | None = None,
+        most_fd: int = NEVER,
     ) -> None:
         self.name = name
         self.services: dict[Service, None] = {}
@@ -132,6 +134,7 @@ class Worker:
         self.limits = limits
         self.buffer_bytes = 2**63 - 1 if buffer_bytes is None else buffer_bytes
         self._max_connections = max_connections
+        self._most_fd = most_fd
         self.incidents = Incidents(name)
         self.limit_hits = self.incidents.limit_hits
         self._mailbox = Mailbox()
@@ -356,6 +359,7 @@ class Worker:
         self._turns = Turns(transports, schedule, self.closing, self.deadlines)
         self.visits = Visits(self.housekeeper, self.closing, incidents)
         self.acceptor = Acceptor(self._epoll, schedule, incidents, self._take)
+        self.acceptor.most_fd = self._most_fd
 
     def _take(self, sock: socket.socket, peer: str, now_ns: int, listening: Listening) -> None:
         """Make a connection for a socket that was accepted."""

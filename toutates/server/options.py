@@ -20,6 +20,7 @@ from toutates.system.logs.rendering import LogFormat
 
 __all__ = [
     "DEFAULT_CACHE_SIZE",
+    "DEFAULT_CONNECTIONS",
     "EXIT_FAILURE",
     "EXIT_OK",
     "EXIT_USAGE",
@@ -30,6 +31,8 @@ __all__ = [
 
 #: Bytes of downloads from S3 in the cache.
 DEFAULT_CACHE_SIZE = 64 * 2**30
+#: Connections that may be open where nobody says how many.
+DEFAULT_CONNECTIONS = 100_000
 #: Exit codes: a clean end, a failure, and settings that cannot be used.
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
 
@@ -159,7 +162,7 @@ class Options:
     executor_threads: int | None = None
     executor_cpus: int = 1
     cpu_pinning: tuple[int, ...] | None = None
-    max_concurrent_connections: int = 100_000
+    max_concurrent_connections: int = DEFAULT_CONNECTIONS
     max_buffered_bytes: int | None = None
     limits: Limits = field(default_factory=Limits)
     restricted_protocols: tuple[RestrictedProtocol, ...] = ()

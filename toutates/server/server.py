@@ -63,14 +63,15 @@ from toutates.repositories.control.traffic import FILE_NAME, TrafficControl
 from toutates.server.access import Access
 from toutates.server.certificates import ServerCertificate
 from toutates.server.client_lines import client_lines, client_records
+from toutates.server.descriptors import warning_of_few
 from toutates.server.kinds import kinds_of_models
 from toutates.server.late_end import LATE_S, LateEnd
-from toutates.server.listeners import Listeners, open_listeners
+from toutates.server.listeners import Listeners, check_ports, open_listeners
 from toutates.server.loading import FirstLoad
 from toutates.server.model_requests import ModelRequests
 from toutates.server.monitoring import Monitoring
 from toutates.server.openapi import OpenApiPages
-from toutates.server.options import EXIT_FAILURE, EXIT_OK, Options
+from toutates.server.options import DEFAULT_CONNECTIONS, EXIT_FAILURE, EXIT_OK, Options
 from toutates.server.pages import Pages
 from toutates.server.readiness import ServerReadiness
 from toutates.server.replaced_files import reload_now
@@ -148,6 +149,7 @@ class Server:
         self._late_end = late_end
         self._loads_under_way = LoadsUnderWay()
         self._logs = logs or Logs.without_output(options.log_level)
+        check_ports(options)
         self._placement = plan_threads(options)
         self._logs.place(self._placement.manager)
         self._providers = choose_providers(
@@ -205,7 +207,11 @@ class Server:
     async def _run(self, task_status: trio.TaskStatus[None]) -> int:
         usable = usable_cores(self._placement)
         doubts = worker_warnings(self._placement, gil=gil_enabled(), usable=usable)
-        for warning in (*self._options.warnings, *doubts):
+        connections = self._options.max_concurrent_connections
+        # Of the processes of a server each has a part of them, whoever has said how many.
+        said = self._member is None and connections != DEFAULT_CONNECTIONS
+        few = warning_of_few(self._placement.processing_cores, connections if said else None)
+        for warning in (*self._options.warnings, *doubts, *([few] if few else [])):
             logger.warning("%s", warning)
         self._warn_of_gil()
         poison = current()
@@ -388,6 +394,7 @@ class Server:
             gc.collect(0)
             gc.freeze()
             await self.workers.serve(listeners)
+            listeners.claims.close()
             unready_reason = readiness.begin()
             self._serves = True
             changes.start_soon(self._say_goodbye, readiness)

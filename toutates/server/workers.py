@@ -13,6 +13,7 @@ import trio
 from toutates.infer.parking import Parking
 from toutates.infer.service import InferService
 from toutates.net import Listening, Worker
+from toutates.server.descriptors import most_descriptor
 from toutates.server.listeners import Listeners
 from toutates.server.options import Options
 from toutates.server.services import Services, WorkerServices
@@ -92,6 +93,7 @@ class Workers:
                 options.limits,
                 max_connections=max(1, options.max_concurrent_connections // count),
                 buffer_bytes=max(1, buffer_bytes // count),
+                most_fd=most_descriptor(),
             )
             worker.tls = tls[number] if tls else None
             self._running.append((worker, StartServices(worker, options)))

@@ -38,7 +38,7 @@ from toutates.protocol import grpc_service_pb2 as pb
 from toutates.protocol.parsing import parse
 from toutates.server.access import Access
 from toutates.server.certificates import ServerCertificate
-from toutates.server.listeners import OR_OFF
+from toutates.server.listeners import OR_OFF, check_ports
 from toutates.server.monitoring import Monitoring
 from toutates.server.options import EXIT_FAILURE, EXIT_OK, Options
 from toutates.server.processes import messages
@@ -115,6 +115,8 @@ class Parent:
         self._texts: MetricsTexts | None = None
         self._nursery: trio.Nursery
         self._monitoring: Monitoring
+        #: keep other servers from the ports until the processes listen there
+        self._claims: ExitStack
 
     async def run(self) -> int:
         """Serve until a signal; returns the exit code, the worst of all processes.
@@ -124,11 +126,12 @@ class Parent:
         """
         handled = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
         with ExitStack() as sockets, trio.open_signal_receiver(*handled) as signals:
+            self._claims = sockets.enter_context(ExitStack())
             grpc, http = self._reserve(sockets)
             parts = shared_options(self._options, grpc, http)
             monitoring = None
             if self._options.metrics_addr is not None:
-                [monitoring] = bind(self._options.metrics_addr, "--metrics-addr", otherwise=OR_OFF)
+                [monitoring] = bind(self._options.metrics_addr, "--metrics-addr", otherwise=OR_OFF, claims=self._claims)
                 sockets.enter_context(closing(monitoring))
             self._processes = [
                 Process(
@@ -171,6 +174,7 @@ class Parent:
     def _reserve(self, sockets: ExitStack) -> tuple[Address, Address | None]:
         """Bind sockets that do not listen, so that the ports stay ours whichever processes there are."""
         options = self._options
+        check_ports(options)
         found: list[Address | None] = []
         for name, address, flag, otherwise in (
             ("grpc", options.grpc_addr, "--grpc-addr", ""),
@@ -181,7 +185,7 @@ class Parent:
                 continue
             # Two, since one that is bound for several refuses a port that another server has.
             shared = name in options.shared_ports
-            for one in bind(address, flag, sockets=2, shared=shared, otherwise=otherwise):
+            for one in bind(address, flag, sockets=2, shared=shared, otherwise=otherwise, claims=self._claims):
                 sockets.enter_context(closing(one))
             found.append(replace(address, port=one.getsockname()[1]))
         grpc, http = found
@@ -255,6 +259,7 @@ class Parent:
             while not all(process.serves for process in self._processes):
                 await self._change.wait()
             self._has_begun.set()
+            self._claims.close()
             self._announce(grpc, http)
             if self._options.model_control_mode == "poll":
                 self._nursery.start_soon(self._poll)
