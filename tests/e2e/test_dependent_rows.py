@@ -16,6 +16,7 @@ from tests.e2e.dependent_models import DEPENDENT, INDEPENDENT, add, detector, gr
 from tests.e2e.process import ServerProcess, run, running
 from tests.e2e.support import channel_to, statistics_of, triton
 from tests.ensembles import add_ensemble, pbtxt
+from tests.waiting import wait_until
 
 http = pytest.importorskip("tritonclient.http")
 
@@ -252,6 +253,7 @@ def test_a_run_with_another_number_of_rows_is_repeated_request_by_request_and_is
         for thread in threads:
             thread.join()
         assert not wrong
+        wait_until(lambda: "its requests are not joined any more" in server.log)
         assert server.log.count("its requests are not joined any more") == 1
 
         joint = {rows: count for rows, count in _batches(server, "filter").items() if rows > 3}

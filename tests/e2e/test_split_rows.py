@@ -15,6 +15,7 @@ from tests.e2e.dependent_models import add, graph, node
 from tests.e2e.process import ServerProcess, running
 from tests.e2e.support import triton
 from tests.ensembles import add_ensemble, pbtxt
+from tests.waiting import wait_until
 
 http = pytest.importorskip("tritonclient.http")
 shm = pytest.importorskip("tritonclient.utils.shared_memory")
@@ -94,8 +95,13 @@ def _check(server: ServerProcess, name: str, left_out: int, kind: Any = triton, 
 @pytest.mark.parametrize(("name", "left_out"), [("part_0", 0), ("part_1", 5), ("part_2", 9)])
 def test_a_row_that_is_left_out_of_any_part(server: ServerProcess, name: str, left_out: int) -> None:
     _check(server, name, left_out)
-    warnings = [line for line in server.log.splitlines() if "its requests are not joined any more" in line]
-    assert len([line for line in warnings if f"'{name}'" in line]) == 1
+
+    def warnings() -> list[str]:
+        said = [line for line in server.log.splitlines() if "its requests are not joined any more" in line]
+        return [line for line in said if f"'{name}'" in line]
+
+    wait_until(warnings)  # a log is written beside what it tells of
+    assert len(warnings()) == 1
 
 
 @pytest.mark.parametrize("name", ["in_time", "in_order", "cached"])
