@@ -78,13 +78,22 @@ def with_aiohttp(address: str, stop: threading.Event) -> None:
     asyncio.run(run())
 
 
-CLIENTS: Final[Sequence[Client]] = (with_http_client, with_requests)
-#: Those that take long to import, too.
-ALL_CLIENTS: Final[Sequence[Client]] = (
-    *CLIENTS,
-    *([with_httpx] if importlib.util.find_spec("httpx") else []),
-    *([with_aiohttp] if importlib.util.find_spec("aiohttp") else []),
-)
+def with_http2(address: str, stop: threading.Event) -> None:
+    import httpx
+
+    with httpx.Client(timeout=120, http1=False, http2=True) as client:
+        while not stop.is_set():
+            answer = client.post(f"http://{address}{PATH}", content=BODY)
+            assert (answer.status_code, answer.http_version) == (200, "HTTP/2")
+
+
+def those_installed(clients: Mapping[str, Sequence[Client]]) -> Sequence[Client]:
+    return [one for package, ones in clients.items() if importlib.util.find_spec(package) for one in ones]
+
+
+CLIENTS: Final = (with_http_client, with_requests, *those_installed({"httpx": [with_http2]}))
+#: Those that make tests long, too.
+ALL_CLIENTS: Final = (*CLIENTS, *those_installed({"httpx": [with_httpx], "aiohttp": [with_aiohttp]}))
 
 
 def over_new_channels(address: str, stop: threading.Event) -> None:

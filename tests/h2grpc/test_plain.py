@@ -13,8 +13,10 @@ from tests.h2grpc.support import (
     END_HEADERS,
     END_STREAM,
     ENHANCE_YOUR_CALM,
+    GOAWAY,
     HEADERS,
     NO_ERROR,
+    PING,
     PROTOCOL_ERROR,
     RST_STREAM,
     WINDOW_UPDATE,
@@ -301,3 +303,86 @@ def test_windows_are_given_back_for_a_body_that_is_dropped() -> None:
     assert sum(int.from_bytes(one.payload, "big") for one in updates if one.stream_id == 0) >= 20 * 16_000 - 65_535
     assert isinstance(call, PlainCall)
     assert server.alive
+
+
+# --- the end
+
+
+def goodbyes(server: Server) -> list[tuple[int, int]]:
+    """The frames that are not of a stream: their types, and of GOAWAY the last stream that is answered."""
+    return [
+        (one.type, int.from_bytes(one.payload[:4], "big") if one.type == GOAWAY else 0)
+        for one in server.frames()
+        if one.type in (GOAWAY, PING)
+    ]
+
+
+def whole(stream_id: int) -> bytes:
+    return headers(stream_id, head(), END_HEADERS | END_STREAM)
+
+
+def answer(server: Server, call: PlainCall) -> None:
+    server.connection.responder.respond(call, ANSWER, (b"body",), 4)
+    server.connection.say_goodbye()
+
+
+@pytest.mark.parametrize("announced", [False, True])
+def test_one_goodbye_goes_with_the_answer_to_the_next_request(announced: bool) -> None:
+    server = opened()
+    connection = server.connection
+    answer(server, plain(server, whole(1)))
+    if announced:
+        connection.announce_end()
+    else:
+        connection.begin_shutdown()
+    connection.say_goodbye()
+    assert goodbyes(server) == []
+    assert connection.told_by_answers
+    calls = [plain(server, whole(3)), plain(server, whole(5))]
+    for call in calls:
+        assert not connection.drained
+        answer(server, call)
+    *_, end, last = server.frames()
+    assert (end.stream_id, end.flags & END_STREAM, last.type) == (5, END_STREAM, GOAWAY)
+    assert int.from_bytes(last.payload[:4], "big") == 5
+    assert connection.drained
+
+
+def test_one_goodbye_goes_with_the_end_of_what_is_under_way() -> None:
+    server = opened()
+    call = plain(server, whole(1))
+    server.connection.begin_shutdown()
+    server.connection.responder.begin(call, ANSWER)
+    server.connection.say_goodbye()
+    assert goodbyes(server) == []
+    server.connection.responder.send_piece(call, b"piece")
+    server.connection.responder.end_pieces(call)
+    server.connection.say_goodbye()
+    assert goodbyes(server) == [(GOAWAY, 1)]
+
+
+def test_one_goodbye_is_said_where_no_request_comes() -> None:
+    server = opened()
+    answer(server, plain(server, whole(1)))
+    server.connection.begin_shutdown()
+    server.connection.finish_shutdown()
+    assert goodbyes(server) == [(GOAWAY, 1)]
+    assert server.connection.drained
+
+
+def test_calls_of_grpc_have_both_goodbyes() -> None:
+    server = opened()
+    answer(server, plain(server, whole(1)))
+    server.connection.begin_shutdown()
+    server.call(unary(3)).reply(b"")
+    server.connection.say_goodbye()
+    assert goodbyes(server) == [(GOAWAY, 2**31 - 1), (PING, 0)]
+    assert not server.connection.told_by_answers
+    mixed = opened()
+    mixed.call(unary(1)).reply(b"")
+    mixed.connection.announce_end()
+    assert not mixed.connection.told_by_answers
+    answer(mixed, plain(mixed, whole(3)))
+    assert goodbyes(mixed) == []
+    mixed.connection.begin_shutdown()
+    assert goodbyes(mixed) == [(GOAWAY, 2**31 - 1), (PING, 0)]

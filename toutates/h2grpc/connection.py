@@ -30,6 +30,7 @@ from toutates.h2grpc.faults import ConnectionFault
 from toutates.h2grpc.foresight import Foresight
 from toutates.h2grpc.frame_loop import DIRECTLY, FrameLoop
 from toutates.h2grpc.frames import FRAME_HEAD_SIZE, PING, PREFACE, ErrorCodes, pack_frame
+from toutates.h2grpc.goodbye import STOPPING
 from toutates.h2grpc.limits import Limits
 from toutates.h2grpc.messages import PREFIX_SIZE
 from toutates.h2grpc.method import Method
@@ -67,10 +68,9 @@ class ServerConnection:
 
     #: HTTP/2 has windows for this
     full = False
-    #: its peer is told to leave at once, by GOAWAY
-    silence_ns = 0
 
     __slots__ = (
+        "_answered_id",
         "_direct_receive",
         "_foresight",
         "_http_fields",
@@ -78,6 +78,7 @@ class ServerConnection:
         "_limits",
         "_output",
         "_preface_seen",
+        "_reason",
         "_receiver",
         "_requests",
         "behind",
@@ -94,6 +95,7 @@ class ServerConnection:
         "settings",
         "streams",
         "table",
+        "told_by_answers",
         "unread",
         "windows",
     )
@@ -111,6 +113,10 @@ class ServerConnection:
         shared = shared or Shared()
         parts = Parts(methods, limits, dirty, response_encoding, shared, admit)
         self._limits = limits
+        #: of a shutdown that waits for the end of an answer: what the GOAWAY says, and the last request before
+        self.told_by_answers = False
+        self._reason = ""
+        self._answered_id = 0
         self._limit_hits = shared.limit_hits
         self._http_fields = shared.http_fields
         self._output = parts.output
@@ -489,25 +495,54 @@ class ServerConnection:
         return waiting + CALL_BYTES * len(self.streams)
 
     def announce_end(self) -> None:
-        """The server is about to stop: does nothing, because GOAWAY can be sent at any moment."""
+        """The server is about to stop, and answers on: a client of plain HTTP is told with its next answer."""
+        if not (self.closed or self.header_reader.has_grpc or self.told_by_answers):
+            self._tell_by_answers()
 
-    def begin_shutdown(self, reason: str = "server is shutting down") -> None:
+    def _tell_by_answers(self) -> None:
+        self.told_by_answers = True
+        self._answered_id = self.table.last_id - 1 if self.streams else self.table.last_id
+
+    def say_goodbye(self) -> None:
+        """Before output is sent while ``told_by_answers``: send GOAWAY if it has the end of the last answer."""
+        if self.closed or not self.told_by_answers:
+            return
+        if self.header_reader.has_grpc:
+            self.told_by_answers = False
+            if self._reason:
+                self.goodbye.begin(self._reason)
+        elif not self.streams and self.table.last_id > self._answered_id:
+            self.goodbye.finish(self._reason or STOPPING)
+
+    def begin_shutdown(self, reason: str = STOPPING) -> None:
         """Begin a graceful shutdown (RFC 9113 section 6.8): open calls are answered, the peer makes new ones elsewhere.
 
         Sends a first GOAWAY with the highest stream number, and a PING. The second GOAWAY, with the number of the last
         stream that will be answered, is sent when the peer answers the PING or the driver calls ``finish_shutdown``.
 
         Args:
-            reason: the debug data of both GOAWAY frames.
+            reason: the debug data of the GOAWAY frames.
+
+        To many clients of plain HTTP, GOAWAY is the end, and what comes behind it an error: the PING, and answers that
+        are under way. So where a connection has had requests of plain HTTP and no calls, there is but one: behind
+        the end of the last answer, or of the next one where none is under way (``say_goodbye``).
         """
-        if not self.closed:
+        if self.closed:
+            return
+        self._reason = reason
+        reader = self.header_reader
+        if reader.has_grpc or not reader.has_plain:
+            self.told_by_answers = False
             self.goodbye.begin(reason)
+        elif not self.told_by_answers:
+            self._tell_by_answers()
 
     def finish_shutdown(self) -> None:
         """Send the GOAWAY after which no new stream is answered."""
-        self.begin_shutdown()
+        if not self.told_by_answers:
+            self.begin_shutdown()
         if not self.closed:
-            self.goodbye.finish()
+            self.goodbye.finish(self._reason or STOPPING)
 
     @property
     def drained(self) -> bool:

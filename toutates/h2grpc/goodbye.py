@@ -9,10 +9,12 @@ from toutates.h2grpc.output import Output
 from toutates.h2grpc.settings import Settings
 from toutates.h2grpc.stream_table import StreamTable
 
-__all__ = ["Goodbye"]
+__all__ = ["STOPPING", "Goodbye"]
 
 #: The PING that follows the first GOAWAY of a graceful shutdown; its ACK shows that the peer has read the GOAWAY.
 SHUTDOWN_PING = b"goodbye!"
+#: The reason of a shutdown, where the driver gives no other.
+STOPPING = "server is shutting down"
 
 
 class Goodbye:
@@ -43,9 +45,10 @@ class Goodbye:
             self._output.write(pack_goaway(MAX_STREAM_ID, ErrorCodes.NO_ERROR, reason))
             self._output.write(pack_frame(PING, 0, 0, SHUTDOWN_PING))
 
-    def finish(self) -> None:
-        """Send the second GOAWAY, after which no new stream is answered."""
+    def finish(self, reason: str = "") -> None:
+        """Send the second GOAWAY, after which no new stream is answered; with a reason, where it is the first one."""
         table = self._table
+        self._reason = self._reason or reason
         if table.highest_accepted_id == MAX_STREAM_ID:
             table.highest_accepted_id = table.last_id
             self._output.write(pack_goaway(table.last_id, ErrorCodes.NO_ERROR, self._reason))

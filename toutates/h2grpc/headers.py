@@ -60,6 +60,10 @@ class HeaderReader:
         limits: bounds on the size of header lists and on what is remembered.
         response_encoding: how to compress the responses of compressible methods when the client accepts it.
         admit: judges plain HTTP (``plain.Admit``); None where that is refused.
+
+    Attributes:
+        memory: heads by their blocks, which leave the dynamic table as it is now.
+        has_plain, has_grpc: whether one of the requests so far was plain HTTP; and whether one was not.
     """
 
     def __init__(
@@ -74,7 +78,7 @@ class HeaderReader:
         # Decoding stops at this bound, which ends the connection; the judge's lower bound fails a call.
         self.decoder = HpackDecoder(2 * limits.max_header_list_size)
         self._judge = RequestJudge(methods, limits, response_encoding, admit)
-        #: block -> head, for blocks that leave the dynamic table as it is now
+        self.has_plain = self.has_grpc = False
         self.memory: dict[bytes, RequestHead] = {}
 
     def judge_by(
@@ -96,6 +100,10 @@ class HeaderReader:
         before = decoder.table_changes
         fields, list_size = decoder.decode(block)
         head = self._judge.judge(tuple(fields), list_size)
+        if head.plain is None:
+            self.has_grpc = True
+        else:
+            self.has_plain = True
         if decoder.table_changes != before:
             self.memory.clear()
         elif len(block) <= MAX_REMEMBERED_BYTES and head.error.__class__ is not CallRefused:

@@ -6,6 +6,7 @@ import time
 from typing import Final
 
 from toutates.h2grpc.faults import ConnectionFault
+from toutates.h2grpc.goodbye import STOPPING
 from toutates.h2grpc.stream import NEVER
 from toutates.net.housekeeping import Housekeeper
 from toutates.net.incidents import Incidents
@@ -21,7 +22,6 @@ CLOSE_LINGER_NS: Final = 1_000_000_000
 GOODBYE_NS: Final = 1_000_000_000
 #: Peers of which nothing was heard for so long are not waited for then.
 LATELY_NS: Final = 10_000_000_000
-_STOPPING: Final = "server is shutting down"
 
 
 class Closing:
@@ -127,9 +127,11 @@ class Closing:
         """Tell a peer what its connection has to know from the beginning on: that the server is about to stop."""
         try:
             if self.draining:
-                self.tell_to_leave(transport, _STOPPING)
+                self.tell_to_leave(transport, STOPPING)
             elif self._stopping:
                 transport.connection.announce_end()
+                if transport.connection.told_by_answers:
+                    self._transports.leaving[transport] = None
         except Exception as error:
             self.failed(transport, error)
 
@@ -226,7 +228,9 @@ class Closing:
 
     def _finish(self, transport: Transport) -> None:
         connection = transport.connection
-        is_silent = connection.silence_ns and not (connection.open_calls or connection.has_output or transport.unsent)
+        is_silent = connection.told_by_answers and not (
+            connection.open_calls or connection.has_output or transport.unsent
+        )
         try:
             self.finish_leaving(transport)
             if self.draining and is_silent and transport.closing:

@@ -16,12 +16,10 @@ import trio
 from toutates.h2grpc.stream import NEVER, Buffer
 from toutates.h2grpc.vector import Vector
 
-__all__ = ["NO_DEADLINES", "SILENCE_NS", "SILENCE_S", "Connection", "Deadlines", "Exchange", "Service"]
+__all__ = ["NO_DEADLINES", "SILENCE_S", "Connection", "Deadlines", "Exchange", "Service"]
 
 #: How long a client may take to make the request whose answer tells it to leave, seconds.
 SILENCE_S: Final = 5
-#: That, and some time for the request's way here.
-SILENCE_NS: Final = SILENCE_S * 1_000_000_000 + 500_000_000
 
 
 class Deadlines(Protocol):
@@ -50,9 +48,8 @@ class Connection(Protocol):
     full: bool = False
     #: whether the next bytes had better be put into ``views`` than handed in
     direct: bool = False
-    #: where a peer is told to leave with the answer to its next request: how long it may take to make one. 0 where the
-    #: peer is told at once
-    silence_ns: int = 0
+    #: whether a peer is told to leave by the answer to its next request, so that one is waited for
+    told_by_answers: bool = False
 
     # --- bytes in and out
 
@@ -136,8 +133,12 @@ class Connection(Protocol):
     def announce_end(self) -> None:
         """The server is about to stop, and serves on: answers tell the peer to leave, where they can.
 
-        Protocols whose peers can be told at any moment do nothing: their peers stay until ``begin_shutdown``.
+        Where peers can be told at any moment this does nothing: they stay until ``begin_shutdown``.
         """
+        return
+
+    def say_goodbye(self) -> None:
+        """Called before the output of a connection that is to leave is sent, which may have its last answer."""
         return
 
     @abstractmethod

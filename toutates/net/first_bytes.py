@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from toutates.h2grpc.frames import PREFACE
 from toutates.h2grpc.stream import Buffer
-from toutates.net.connection import SILENCE_NS, Connection, Service
+from toutates.net.connection import Connection, Service
 
 __all__ = ["ByFirstBytes"]
 
@@ -66,7 +66,7 @@ class Undecided(Connection):
 
     closed = False
     has_output = False
-    silence_ns = SILENCE_NS
+    told_by_answers = True
     open_calls = calls_begun = 0
 
     def __init__(self, services: ByFirstBytes) -> None:
@@ -85,16 +85,18 @@ class Undecided(Connection):
         service = self._services.choose(self._seen)
         if service is None:
             return []
-        events: list[Any] = self._become(service).receive_data(self._seen, now_ns)
+        connection = self._become(service)
+        events: list[Any] = connection.receive_data(self._seen, now_ns)
+        # Only now, because how a peer is told may depend on its first request.
+        if self._reason is not None:
+            connection.begin_shutdown(self._reason)
+        elif self._announced:
+            connection.announce_end()
         return events
 
     def _become(self, service: Service) -> Connection:
         self._link.speak(service)
         connection: Connection = self._link.connection
-        if self._reason is not None:
-            connection.begin_shutdown(self._reason)
-        elif self._announced:
-            connection.announce_end()
         return connection
 
     def go_on(self, now_ns: int) -> list[Any]:

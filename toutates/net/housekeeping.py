@@ -15,7 +15,7 @@ from typing import Final
 
 from toutates.h2grpc.limits import STALL_BYTES, Limits
 from toutates.h2grpc.stream import NEVER
-from toutates.net.connection import Connection
+from toutates.net.connection import SILENCE_S, Connection
 from toutates.net.transport import Transport
 
 __all__ = ["Duty", "Finding", "Housekeeper", "Traffic"]
@@ -33,6 +33,8 @@ DROPS_AT_ONCE: Final = 50
 DROPS_PAUSE_NS: Final = 2_000_000
 #: How long a peer that was told to leave may take to answer the PING behind the GOAWAY.
 GOODBYE_NS: Final = NS_PER_S
+#: How long one may take to make its next request, whose answer tells it to leave; with some time for its way here.
+SILENCE_NS: Final = SILENCE_S * NS_PER_S + NS_PER_S // 2
 
 
 class Duty(Enum):
@@ -270,11 +272,11 @@ class Housekeeper:
 
     def _judge_silence(self, transport: Transport, notes: _Notes, now_ns: int) -> Finding | None:
         """Find peers that are gone without a FIN: their machine is off, or a router has forgotten the connection."""
-        if notes.left_ns and transport.connection.silence_ns:
+        if notes.left_ns and transport.connection.told_by_answers:
             return None
         if notes.ping_ns > transport.last_read_ns:
             if now_ns - notes.ping_ns >= self._keepalive_timeout_ns:
-                if transport.connection.silence_ns:  # it has no answer to a PING
+                if transport.connection.told_by_answers:  # it has no answer to a PING
                     notes.left_ns = now_ns
                     return Finding(Duty.LEAVE, "keepalive_timeout", "nothing was heard of the peer")
                 if notes.seems_gone:
@@ -290,10 +292,10 @@ class Housekeeper:
         if not notes.left_ns:
             return None
         connection, since_ns, goodbye_ns = transport.connection, notes.left_ns, GOODBYE_NS
-        if connection.silence_ns:  # it is told by the answer to its next request
+        if connection.told_by_answers:  # it is told by the answer to its next request
             _note_calls(connection, notes, now_ns)
-            since_ns, goodbye_ns = max(since_ns, notes.idle_since_ns), connection.silence_ns
-        awaited = connection.silence_ns and not (connection.open_calls or notes.finished_leaving)
+            since_ns, goodbye_ns = max(since_ns, notes.idle_since_ns), SILENCE_NS
+        awaited = connection.told_by_answers and not (connection.open_calls or notes.finished_leaving)
         if now_ns - notes.left_ns >= self._age_grace_ns and not awaited:
             return Finding(Duty.END, "connection_age_grace", "calls did not end in time on an old connection")
         if not notes.finished_leaving and now_ns - since_ns >= goodbye_ns:

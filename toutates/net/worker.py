@@ -189,9 +189,12 @@ class Worker:
             if transport is None or transport.dropped:
                 continue
             try:
+                leaves = leaving and transport in leaving
+                if leaves:
+                    transport.connection.say_goodbye()
                 if not transport.flush():
                     self.closing.drop(transport)
-                elif leaving and transport in leaving:
+                elif leaves:
                     self.closing.close_if_drained(transport)
             except Exception as error:
                 self.closing.failed(transport, error)

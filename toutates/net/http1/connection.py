@@ -12,7 +12,7 @@ from toutates.h2grpc.message_memory import MemoryPool, MessageMemory
 from toutates.h2grpc.stream import Buffer
 from toutates.http1 import Connection as Http1
 from toutates.http1 import Head, Limits, Receiving, Refused
-from toutates.net.connection import NO_DEADLINES, SILENCE_NS, Connection, Deadlines
+from toutates.net.connection import NO_DEADLINES, Connection, Deadlines
 from toutates.net.http1.call import HttpCall, LargeRequest
 from toutates.net.http1.large_bodies import Foresight, begin_body
 from toutates.net.worker import Worker
@@ -51,7 +51,7 @@ class HttpConnection(Connection):
 
     #: HTTP has none; an attribute, because it is read for each request
     deadlines: Deadlines = NO_DEADLINES
-    silence_ns = SILENCE_NS
+    told_by_answers = True
 
     def __init__(
         self,
@@ -311,8 +311,7 @@ class HttpConnection(Connection):
 
     def announce_end(self) -> None:
         """Tell the client to leave, with the answer to its last request or to its next one."""
-        self._http.leave()
-        self.leave_if_ended()
+        self.begin_shutdown("")
 
     def begin_shutdown(self, reason: str) -> None:
         """Tell the client to leave, with the answer to its last request or to its next one."""
