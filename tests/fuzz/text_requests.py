@@ -17,7 +17,7 @@ import msgspec
 
 from tests.fuzz.sessions import mutate
 from toutates.api.rest.openapi.text import TEXT_OPERATIONS
-from toutates.api.text import large_json, reading
+from toutates.api.text import large_json, reading, routes
 from toutates.api.text.handler import TextSettings, routes_of
 from toutates.api.text.problems import Problem
 from toutates.api.text.routes import Asked, Route
@@ -80,7 +80,8 @@ def check(case: bytes) -> None:
     """See the module."""
     route = ROUTES[case[0] % len(ROUTES)] if case else ROUTES[0]
     at_once = _read(route, case[1:])
-    with patch.object(reading, "STEPPED_BYTES", -1), patch.object(large_json, "PIECE_BYTES", 32):
+    stepped = [patch.object(module, "STEPPED_BYTES", -1) for module in (reading, routes)]
+    with stepped[0], stepped[1], patch.object(large_json, "PIECE_BYTES", 32):
         in_steps = _read(route, case[1:])
     if _repeats_names(case[1:]):  # of which only the last counts in steps, and all have to be of their type at once
         return

@@ -17,6 +17,7 @@ from tests.api.text.support import Front, front, inflight, key_file, request, ta
 from tests.api.text.test_crowds import Here, answers, crowd, vector
 from toutates.api.text import openai
 from toutates.api.text.alike import MOST_AROUND, MOST_KINDS, AlikeBodies, body_around
+from toutates.api.text.routes import Computing
 from toutates.backends.text.interface import MOST_CHARACTERS_HERE
 
 _READER = openai.ROUTES[0].post.reader  # type: ignore[union-attr]
@@ -28,17 +29,17 @@ class Reads:
 
     def __init__(self) -> None:
         self.count = 0
-        self._read = _READER.read
+        self._asked = Computing.asked
 
-    def __call__(self, body: bytes) -> Any:
+    def __call__(self, computing: Computing, body: bytes, model: str) -> Any:
         self.count += 1
-        return self._read(body)
+        return self._asked(computing, body, model)
 
 
 @pytest.fixture
 def reads() -> Iterator[Reads]:
     counting = Reads()
-    with patch.object(_READER, "read", counting):
+    with patch.object(Computing, "asked", lambda *given: counting(*given)):
         yield counting
 
 

@@ -14,7 +14,7 @@ from toutates.api.text.members import Members
 from toutates.api.text.problems import Kind, Problem
 from toutates.protocol.strings import rest
 
-__all__ = ["LARGE_BYTES", "MAX_BODY_BYTES", "MAX_INPUTS", "BodyReader", "check_count", "check_texts"]
+__all__ = ["LARGE_BYTES", "MAX_BODY_BYTES", "MAX_INPUTS", "UNREAD", "BodyReader", "check_count", "check_texts"]
 
 T = TypeVar("T")
 
@@ -24,6 +24,9 @@ LARGE_BYTES: Final = 32_768
 MAX_BODY_BYTES: Final = 16_777_216
 #: Texts of one request.
 MAX_INPUTS: Final = 2_048
+
+#: What ``BodyReader.decode`` raises.
+UNREAD: Final = (msgspec.MsgspecError, UnicodeError, RecursionError)
 
 _AT: Final = re.compile(r" - at `\$\.?([^`]*)`")
 _NAMED: Final = re.compile(r"(?:required|unknown) field `([^`]*)`")
@@ -58,7 +61,7 @@ class BodyReader(Generic[T]):
                 if self._members is None:
                     raise problem_of(error) from None
             return self.convert(msgspec.json.decode(body))
-        except (msgspec.MsgspecError, BadJson, TooMuch, UnicodeError, RecursionError) as error:
+        except (*UNREAD, BadJson, TooMuch) as error:
             raise half_character(body) or problem_of(error) from None
 
     def convert(self, document: Any) -> tuple[T, tuple[str, ...]]:

@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 
 from toutates.api.rest.answers import Answer
+from toutates.api.text.half_characters import STEPPED_BYTES
 from toutates.api.text.lookup import ANY, Lookup, Wants
 from toutates.api.text.members import ignored_field
 from toutates.api.text.problems import Problem
-from toutates.api.text.reading import BodyReader
+from toutates.api.text.reading import UNREAD, BodyReader
 from toutates.backends.text.interface import Float32, FoundText, Task, Text, TextOptions, TextResult
 from toutates.models.table import ModelTable
 
@@ -178,6 +179,11 @@ class Computing:
         Raises:
             Problem: it cannot be read, or asks for what is not offered.
         """
+        try:
+            if len(body) <= STEPPED_BYTES:  # as nearly all are, and without other servers' members
+                return self.ask(self.reader.decode(body), model)
+        except UNREAD:
+            pass
         request, ignored = self.reader.read(body)
         asks = self.ask(request, model)
         return with_ignored(asks, ignored) if ignored else asks
