@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import time
 from collections.abc import Iterator
@@ -72,6 +73,33 @@ def test_both_ways_compressed(client: Any, algorithm: str) -> None:
         response_compression_algorithm=algorithm,
     )
     np.testing.assert_array_equal(result.as_numpy("OUTPUT"), -values)
+
+
+@pytest.mark.parametrize("http2", [False, True])
+def test_members_of_gzip_are_one_body(server: ServerProcess, http2: bool) -> None:
+    httpx = pytest.importorskip("httpx")
+    given = {"name": "INPUT", "datatype": "FP32", "shape": [1, 50_000], "data": [1] * 50_000}
+    body = json.dumps({"inputs": [given]}).encode()
+    members = [gzip.compress(body[at : at + 30_000]) for at in range(0, len(body), 30_000)]
+    url = f"http://127.0.0.1:{server.rest_port}/v2/models/dynamic/infer"
+    with httpx.Client(http1=not http2, http2=http2, timeout=120) as own:
+        for coding in ("gzip", "x-gzip"):
+            fields = {"Content-Encoding": coding, "Accept-Encoding": coding}
+            answer = own.post(url, content=b"".join(members), headers=fields)
+            assert (answer.status_code, answer.headers["content-encoding"]) == (200, "gzip")
+            assert answer.json()["outputs"][0]["data"] == [-1] * 50_000
+
+
+def test_a_method_that_is_not_there_is_told_the_others_however_long_its_body_is(server: ServerProcess) -> None:
+    for path, methods in (
+        ("/v2/health/live", "GET, HEAD"),
+        ("/v1/models", "GET, HEAD"),
+        ("/v2/logging", "GET, HEAD, POST"),
+    ):
+        for size in (0, 70_000):
+            with peer_of(server.rest_port) as peer:
+                answer = peer.ask(post(path, b" " * size).replace(b"POST", b"PUT"))
+                assert (answer.status, answer.fields["allow"]) == (405, methods)
 
 
 def test_large_json_and_large_answers(client: Any) -> None:

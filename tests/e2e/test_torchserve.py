@@ -337,7 +337,11 @@ def test_a_body_that_is_no_json_is_refused(server: ServerProcess) -> None:
 def test_models_that_are_not_changed_by_request(repository: Path, tmp_path: Path) -> None:
     with running(repository, tmp_path, FLAGS) as process:
         for method, path in (("POST", "/models?url=x"), ("PUT", "/models/echo"), ("DELETE", "/models/echo")):
-            assert error(ask(process, method, path))[:2] == (405, "MethodNotAllowedException")
+            answer = ask(process, method, path)
+            assert error(answer)[:2] == (405, "MethodNotAllowedException")
+            assert answer.headers["Allow"] == "GET, HEAD"
+        assert ask(process, "PUT", "/models/echo/1/set-default").headers["Allow"] == ""
+        assert ask(process, "PATCH", "/models").headers["Allow"] == "GET, HEAD, POST"
         assert len(ask(process, "GET", "/models").json()["models"]) == 3
 
 
