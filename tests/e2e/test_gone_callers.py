@@ -23,6 +23,7 @@ from tests.e2e.process import ServerProcess, running
 from tests.e2e.python_models import add_model
 from tests.e2e.wire import Answer, Client, client_of, framed
 from tests.ensembles import add_ensemble, pbtxt, step
+from tests.text_models import make_folder
 from tests.waiting import PATIENCE_S, wait_until
 from toutates.h2grpc.frames import GOAWAY, pack_frame
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
@@ -109,6 +110,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     add_model(root, "caller", CALLER)
     chain = [step("batched", "x=IN", "y=t"), step("slow", "x=t", "y=OUT")]
     add_ensemble(root, "chain", pbtxt(["IN FP32 [4]"], ["OUT FP32 [4]"], chain, batch=1))
+    pooling = "sentence_transformers.models.Pooling"
+    make_folder(root / "words", modules=[("1_Pooling", pooling, {"pooling_mode_mean_tokens": True})])
     bodies = add_model(root, "bodies", BODIES, tensors=False, rows=1)
     with (bodies / "config.pbtxt").open("a") as file:
         for kind, name in (("input", "body"), ("output", "result")):
@@ -213,14 +216,14 @@ def under_way(server: ServerProcess, model: Model, octets: bytes) -> Iterator[Pe
         model.release()
 
 
-def abandon(server: ServerProcess, octets: bytes, callers: int = CALLERS) -> None:
-    """Send a request by so many callers who leave, while there is one other connection."""
+def abandon(server: ServerProcess, octets: bytes, callers: int = CALLERS, *, others: int = 1) -> None:
+    """Send a request by so many callers who leave, while there are so many other connections."""
     port = server.rest_port
     with ExitStack() as stack:
         for _ in range(callers):
             stack.enter_context(peer_of(port)).sock.sendall(octets)
-        wait_until(lambda: server.open_connections(port) == callers + 1)
-    wait_until(lambda: server.open_connections(port) == 1)
+        wait_until(lambda: server.open_connections(port) == callers + others)
+    wait_until(lambda: server.open_connections(port) == others)
 
 
 def run_beside(server: ServerProcess, model: Model, leaves: bytes, stays: bytes, first: bytes = b"") -> None:
@@ -400,3 +403,28 @@ def test_a_goodbye_of_http2_alone_ends_no_request(server: ServerProcess, reposit
         client.sock.sendall(pack_frame(GOAWAY, 0, 0, bytes(8)))
         slow.release()
         assert b"outputs" in client.answer(stream).data
+
+
+def test_texts_are_not_computed_to_the_end(server: ServerProcess) -> None:
+    def answers(status: int) -> float:
+        name = "toutates_text_answers_total"
+        return metric(server, name, 'route="/v1/embeddings"', f'status="{status}"')
+
+    body = json.dumps({"model": "words", "input": ["one two three"] * 2_000})
+    for _ in range(CALLERS):
+        with peer_of(server.rest_port) as peer:
+            peer.sock.sendall(post("/v1/embeddings", body, "Content-Type: application/json"))
+    wait_until(lambda: answers(499) + answers(200) + answers(429) == CALLERS)
+    assert answers(499) >= 1
+
+
+def test_peers_that_reset_while_they_are_written_to_fill_no_log(server: ServerProcess, repository: Path) -> None:
+    endless = Model(repository, "endless")
+    for _ in range(20):
+        with peer_of(server.rest_port) as peer:
+            peer.sock.sendall(generate_stream("endless", STAYS))
+            peer.sock.recv(100)
+            peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    wait_until(lambda: endless.runs == [1] * 20)
+    wait_until(lambda: server.open_connections(server.rest_port) == 0)
+    assert not [line for line in server.log.splitlines() if "reset" in line.lower() or " ERROR " in line]

@@ -29,6 +29,7 @@ from tests.text_models import (
     save_weights,
     served,
 )
+from tests.waiting import PATIENCE_S
 from toutates.backends.text.interface import (
     DEFAULT_OPTIONS,
     Fault,
@@ -179,6 +180,23 @@ def test_what_nobody_waits_for_is_not_computed(model: TextModel) -> None:
     after = model.statistics()  # type: ignore[attr-defined]
     assert sum(one.count for one in after.batches.values()) == sum(one.count for one in before.batches.values())
     assert after.occupancy.rows == 0
+
+
+def test_beside_others_it_is_not_even_read(model: TextModel) -> None:
+    def read() -> float:
+        own = {one.name: one.values for one in model.statistics().own_metrics}  # type: ignore[attr-defined]
+        return float(own["toutates_text_read_total"][0])
+
+    before, results = read(), SimpleQueue[TextResult]()
+    wanted = (False, True, False)
+    for number, is_wanted in enumerate(wanted):
+        texts = ["one"] * (number + 2)
+        model.add(texts, DEFAULT_OPTIONS, results.put, lambda by_ns, is_wanted=is_wanted: is_wanted)  # type: ignore[misc]
+    model.commit()
+    found = [results.get(timeout=PATIENCE_S) for _ in wanted]
+    assert sorted(len(one.vectors) for one in found) == [0, 0, 3]
+    assert all(isinstance(one.error, TooLate) for one in found if not one.vectors)
+    assert read() == before + 3
 
 
 def test_a_full_model_refuses_and_a_closed_one_too(folder: Path) -> None:

@@ -262,8 +262,12 @@ def _read(route: Route, body: bytes | bytearray, model: str) -> Any:
     return route.post.asked(body, model)
 
 
-def _write(pieces: Iterable[bytes]) -> list[bytes]:
-    """In the other thread: write an answer."""
+def _write(call: RestHttpCall, pieces: Iterable[bytes]) -> list[bytes]:
+    """In the other thread: write an answer, as long as somebody waits for it.
+
+    Raises:
+        CallerLeft: nobody does.
+    """
     written: list[bytes] = []
     piece = bytearray()
     for part in pieces:
@@ -272,6 +276,8 @@ def _write(pieces: Iterable[bytes]) -> list[bytes]:
             written.append(bytes(piece))
             piece.clear()
             rest()
+            if not call.open:
+                raise CallerLeft("the client has left")
     written.append(bytes(piece))
     return written
 
@@ -504,7 +510,7 @@ class _Request:
                 self._send(fields, [b"".join(asked.write(result, self._found))])
                 return
             self.hold(BYTES_PER_VALUE * values + asked.bulk)
-            work = partial(_write, asked.write(result, self._found))
+            work = partial(_write, self._call, asked.write(result, self._found))
             self._work.aside(self._call, work, partial(self._written, fields))
         except Exception as error:
             self.fail(error)

@@ -7,7 +7,7 @@ say no more than that it was successful. A request that has an error is left out
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,7 +17,7 @@ from toutates.backends.text.computing import Computing
 from toutates.backends.text.here import HereBatch
 from toutates.backends.text.interface import Fault, Float32, SparseVector, TextError
 from toutates.backends.text.queue import ReadingBatch, TextQueue
-from toutates.backends.text.reading import Reader, ReadTexts
+from toutates.backends.text.reading import Reader, ReadTexts, Slice
 from toutates.backends.text.work import Row, TextRequest
 from toutates.engine.counters import ExecutorCounters
 from toutates.engine.lane import Batch
@@ -143,12 +143,18 @@ class TextBackend:
         slices = batch.among(first, rows)
         counters = self._counters
         self.started_ns = began_ns = time.monotonic_ns()
+        # The executor knows that one of several requests is waited for.
+        late = self._late(slices) if len(slices) > 1 else ()
+        if late:
+            slices = [own for own in slices if own[0] not in late]
+            rows = sum([end - begin for _, begin, end in slices])
         read = self._reader.read(slices)
+        read.failed += [(request, request.error or _LATE) for request in late]
         self.ended_ns = ended_ns = time.monotonic_ns()
         counters.texts += rows
         counters.read_ns += ended_ns - began_ns
         counters.cut += read.cut
-        each_ns = (ended_ns - began_ns) // rows
+        each_ns = (ended_ns - began_ns) // max(rows, 1)
         for request, begin, end in slices:
             request.read_ns += each_ns * (end - begin)
         for request, error in read.failed:
@@ -161,6 +167,13 @@ class TextBackend:
         elif read.rows:
             own = [row for row in read.rows if row.request.error is None] if read.failed else read.rows
             self._compute(own, max([row.length for row in own], default=0) if self._pads else 0)
+
+    @staticmethod
+    def _late(slices: Sequence[Slice]) -> Collection[TextRequest]:
+        """Requests of texts that nobody waits for any more, or that have failed."""
+        now_ns = time.monotonic_ns()
+        late = [request for request, _, _ in slices if request.error is not None or not request.is_wanted(now_ns)]
+        return set(late) if late else ()
 
     def _pass_on(self, batch: ReadingBatch, read: ReadTexts) -> None:
         """Have the texts wait for a batch of their length; those that are done, or have failed, stay in this one."""

@@ -10,6 +10,7 @@ import numpy as np
 from toutates.backends.text.interface import Fault, TextError
 from toutates.backends.text.tokenizing import NO_FRAME, Frame, WordTokenizer, check_unicode
 from toutates.backends.text.work import Row, Settled, TextRequest
+from toutates.system.errors import RequestError
 
 __all__ = ["ReadTexts", "Reader", "Slice"]
 
@@ -40,7 +41,7 @@ class ReadTexts:
     def __init__(self) -> None:
         self.rows: list[Row] = []
         self.empty: list[Row] = []
-        self.failed: list[tuple[TextRequest, TextError]] = []
+        self.failed: list[tuple[TextRequest, RequestError]] = []
         self.cut = 0
 
 
