@@ -234,6 +234,8 @@ class Verdict:
     max_body_size: int = 1_000
     refusal: Any = None
     expects_continue: bool = False
+    in_memory: bool = False
+    aligned_at: int = 0
 
 
 @dataclass
@@ -246,9 +248,11 @@ class Judge:
         path = next(one.value for one in fields if one.name == b":path")
         self.asked.append(path)
         verdict = Verdict(
-            max_body_size=100_000 if path == b"/large" else 1_000,
+            max_body_size=10_000_000 if path in (b"/large", b"/memory") else 1_000,
             refusal="no" if path in (b"/refused", b"/dear") else None,
             expects_continue=path == b"/continue",
+            in_memory=path == b"/memory",
+            aligned_at=100,
         )
         return verdict, 100 if path == b"/dear" else 0
 
@@ -375,7 +379,9 @@ def describe(events: Iterable[Event]) -> list[tuple[object, ...]]:
     out: list[tuple[object, ...]] = []
     for event in events:
         if isinstance(event, PlainCall):
-            out.append(("plain", event.stream_id, bytes(event.buffer), event.problem and event.problem.limit))
+            start = getattr(event.buffer, "start", 0)
+            body = bytes(memoryview(event.buffer)[start : start + len(event.buffer)])
+            out.append(("plain", event.stream_id, body, event.problem and event.problem.limit))
         elif isinstance(event, Call):
             out.append(("unary", event.stream_id, event.message))
         elif isinstance(event, MessageReceived):

@@ -73,6 +73,20 @@ BODIES: list[tuple[str, bytes, bytes]] = [
     ("none", headers(1, head(), END_HEADERS | END_STREAM), b""),
     ("trailers", headers(1, head()) + data(1, b"body") + headers(1, block([("x", "y")]), 5), b"body"),
     ("padded", headers(1, head()) + data(1, b"\x02body\0\0", END_STREAM | 8), b"body"),
+    (
+        "in memory of its own",
+        headers(1, head("/memory", ("content-length", "300001")))
+        + b"".join(data(1, bytes([number]) * 30_000) for number in range(10))
+        + data(1, b"x", END_STREAM),
+        b"".join(bytes([number]) * 30_000 for number in range(10)) + b"x",
+    ),
+    (
+        "in long frames",
+        headers(1, head("/memory", ("content-length", "600000")))
+        + data(1, bytes(range(256)) * 1_000 + bytes(44_000))
+        + data(1, bytes(300_000), END_STREAM),
+        bytes(range(256)) * 1_000 + bytes(344_000),
+    ),
     ("large", headers(1, head("/large")) + data(1, bytes(9_000)) * 9 + data(1, b"x", END_STREAM), bytes(81_000) + b"x"),
 ]
 
@@ -87,6 +101,64 @@ def test_a_body_is_what_came_however_it_is_cut(octets: bytes, body: bytes) -> No
         events = [event for at in range(0, len(octets), step) for event in cut.receive(octets[at : at + step])]
         assert describe(events) == [("plain", 1, body, None)]
         assert cut.connection.held_bytes <= 1_024
+
+
+def memory_request(stream_id: int, size: int, *frames: int) -> bytes:
+    sent = [data(stream_id, bytes(one)) for one in frames[:-1]] + [data(stream_id, bytes(frames[-1]), END_STREAM)]
+    return headers(stream_id, head("/memory", ("content-length", str(size)))) + b"".join(sent)
+
+
+def test_a_large_body_lies_where_its_tensor_is_aligned_and_its_memory_is_used_again() -> None:
+    server = opened()
+    server.gives_back = False
+    for stream_id in (1, 3, 5):
+        for at in range(0, len(octets := memory_request(stream_id, 200_000, *[16_384] * 12, 3_392)), 50_000):
+            server.receive(octets[at : at + 50_000])
+        call = server.events[-1]
+        assert isinstance(call, PlainCall)
+        memory: Any = call.buffer
+        assert (memory.start + 100) % 64 == 0
+        assert len(memory) == 200_000
+        respond(server, call, b"y")
+        call.buffer = b""
+        server.pool.give_back(memory)
+        assert server.connection.held_bytes == 0
+    assert server.pool.lent == 0
+
+
+@pytest.mark.parametrize(
+    "octets",
+    [
+        memory_request(1, 200_000, 100_000, 100_001),
+        memory_request(1, 200_000, 100_000, 90_000),
+        memory_request(1, 200_000, 300_000),
+        headers(1, head("/memory", ("content-length", "200000"))) + data(1, bytes(100_000)) + rst_stream(1),
+    ],
+)
+@pytest.mark.parametrize("step", [10_000, 70_000, 1_000_000])
+def test_a_large_body_that_is_never_whole_leaves_no_memory(octets: bytes, step: int) -> None:
+    server = opened()
+    for at in range(0, len(octets), step):
+        assert server.receive(octets[at : at + step]) == []
+    assert (server.pool.lent, server.connection.held_bytes, server.budget.used) == (0, 0, 0)
+    assert server.alive
+
+
+def test_large_bodies_are_counted_as_they_come() -> None:
+    server = opened(Limits(max_buffered_bytes=1_000_000))
+    events = []
+    for number in range(1, 9, 2):
+        octets = headers(number, head("/memory", ("content-length", "9000000"))) + data(number, bytes(400_000))
+        for at in range(0, len(octets), 50_000):
+            events += server.receive(octets[at : at + 50_000])
+        if events:
+            break
+    assert describe(events) == [("plain", number, b"", "connection_buffer")]
+    assert server.connection.held_bytes <= 1_100_000
+    assert isinstance(events[0], PlainCall)
+    respond(server, events[0], b"too much")
+    assert server.receive(data(number, bytes(100_000))) == []
+    assert server.alive
 
 
 def test_a_head_is_judged_once_for_all_requests_with_the_same_octets() -> None:

@@ -27,7 +27,8 @@ from toutates.h2grpc.frame_heads import FRAMES_AHEAD
 from toutates.h2grpc.frames import DATA, END_STREAM, FRAME_HEAD, FRAME_HEAD_SIZE
 from toutates.h2grpc.limits import Limits
 from toutates.h2grpc.message_memory import LARGE_MESSAGE_BYTES, MessageMemory
-from toutates.h2grpc.messages import PREFIX_SIZE, MessageAssembler
+from toutates.h2grpc.messages import PREFIX_SIZE, Assembler
+from toutates.h2grpc.plain import PlainCall
 from toutates.h2grpc.receiver import Receiver
 from toutates.h2grpc.request_memory import RequestMemory
 from toutates.h2grpc.requests import Requests
@@ -166,17 +167,15 @@ class DirectReceive:
             flags, stream_id, length: of the frame.
         """
         call = self._streams.get(stream_id)
-        if (
-            call is None
-            or flags & ~END_STREAM
-            or call.state is not OPEN
-            or not call.open
-            or call.messages
-            or call.head.method is None
-            or call.head.method.unary is None
-        ):
+        if call is None or flags & ~END_STREAM or call.state is not OPEN or not call.open or call.messages:
             return False
         have = len(data) - at
+        method = call.head.method
+        if isinstance(call, PlainCall):
+            if call.assembler is None and self._requests.plain.begin_large(call, have) is None:
+                return False
+        elif method is None or method.unary is None:
+            return False
         assembler = call.assembler
         if assembler is None:
             if have <= PREFIX_SIZE or data[at]:
@@ -194,8 +193,9 @@ class DirectReceive:
         if stream_id == self._surprised and length - have < LEAST_MISSING:
             return False
         if assembler is None:
-            assembler = call.assembler = self._requests.assembler(call)
-            assembler.begin_large(memoryview(data)[at:], size)
+            made = self._requests.assembler(call)
+            made.begin_large(memoryview(data)[at:], size)
+            assembler = call.assembler = made
             self.began = Like(at + PREFIX_SIZE, flags, length, size)
         else:
             assembler.feed(memoryview(data)[at:])
@@ -345,9 +345,7 @@ class DirectReceive:
             return rest
         return None
 
-    def _take_the_rest(
-        self, call: Call, assembler: MessageAssembler, count: int, now_ns: int, events: list[Event]
-    ) -> bool:
+    def _take_the_rest(self, call: Call, assembler: Assembler, count: int, now_ns: int, events: list[Event]) -> bool:
         """Take the rest of a request if all of it has come in the frames that were expected, as it mostly does.
 
         Then the windows and the message are settled once, and not frame by frame. What a frame would have its own
@@ -398,9 +396,7 @@ class DirectReceive:
         long_enough = self._length >= LEAST_FRAME and missing >= LEAST_MISSING
         return long_enough and not self._flags and self._stream_id != self._surprised
 
-    def _read_heads(
-        self, assembler: MessageAssembler, at: int, count: int
-    ) -> tuple[int, bytes, tuple[int, int, int] | None]:
+    def _read_heads(self, assembler: Assembler, at: int, count: int) -> tuple[int, bytes, tuple[int, int, int] | None]:
         """Read the heads among ``count`` bytes that came after a frame.
 
         Args:

@@ -9,13 +9,13 @@ import zlib
 from collections.abc import Callable
 from io import BytesIO
 from struct import Struct
-from typing import cast
+from typing import Protocol, cast
 
 from toutates.h2grpc.allowances import Allowance, Meter
 from toutates.h2grpc.message_memory import GROWTH, LARGE_MESSAGE_BYTES, LargeMessage, MemoryPool
 from toutates.h2grpc.status import GrpcError, LimitExceeded, Status
 
-__all__ = ["ENCODINGS", "PREFIX", "PREFIX_SIZE", "Inflater", "MessageAssembler", "compress", "decompress"]
+__all__ = ["ENCODINGS", "PREFIX", "PREFIX_SIZE", "Assembler", "Inflater", "MessageAssembler", "compress", "decompress"]
 
 #: (compressed flag, message length)
 PREFIX = Struct(">BI")
@@ -121,6 +121,26 @@ def decompress(data: bytes, encoding: str, max_size: int) -> bytes:
         if not (piece or source or decompressor.eof):
             raise GrpcError(Status.INTERNAL, f"message is cut-off {encoding} data")
     return message.getvalue()
+
+
+class Assembler(Protocol):
+    """What puts the DATA of a call together: a ``MessageAssembler``, or ``plain.LargeBody``."""
+
+    @property
+    def pending_bytes(self) -> int: ...
+
+    @property
+    def missing(self) -> int: ...
+
+    def room(self) -> memoryview: ...
+
+    def advance(self, count: int, /) -> None: ...
+
+    def feed(self, payload: memoryview, /) -> list[bytes]: ...
+
+    def take_whole(self) -> bytes: ...
+
+    def drop(self) -> None: ...
 
 
 class MessageAssembler:

@@ -60,8 +60,7 @@ class Parts:
             self.windows,
             self.held,
             self.responder,
-            shared.wire,
-            shared.limit_hits,
+            shared,
         )
         self.requests = Requests(limits, self.held, self.responder, shared, self.plain)
         self.blocks = HeaderBlocks(limits, shared.budget)

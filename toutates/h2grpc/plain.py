@@ -7,25 +7,23 @@ driver's verdict on its head or for what it makes the server hold. The driver an
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol, cast
 
 from toutates.h2grpc.call import Call
+from toutates.h2grpc.events import Event, LargeRequest
 from toutates.h2grpc.frames import DATA, END_STREAM, FRAME_HEAD_SIZE
 from toutates.h2grpc.header_field import HeaderField
 from toutates.h2grpc.limits import Limits
+from toutates.h2grpc.message_memory import ALIGNMENT, LARGE_MESSAGE_BYTES, LargeMessage, MessageMemory
 from toutates.h2grpc.request_memory import RequestMemory
 from toutates.h2grpc.responder import Responder
 from toutates.h2grpc.settings import Settings
+from toutates.h2grpc.shared import Shared
 from toutates.h2grpc.status import LimitExceeded
 from toutates.h2grpc.stream_table import StreamTable
 from toutates.h2grpc.streams import HALF_CLOSED_REMOTE
 from toutates.h2grpc.windows import Windows
-from toutates.h2grpc.wire import Wire
-
-if TYPE_CHECKING:
-    from toutates.h2grpc.events import Event
 
 __all__ = ["Admit", "PlainCall", "PlainHead", "PlainRequests"]
 
@@ -37,11 +35,15 @@ class PlainHead(Protocol):
         max_body_size: bytes that the body may have.
         refusal: why the request is refused, whatever its body; None where it is not.
         expects_continue: whether the client waits for status 100 before it sends the body.
+        in_memory: whether a large body may come as a ``MessageMemory``.
+        aligned_at: the place in such a body that is to be aligned.
     """
 
     max_body_size: int
     refusal: Any
     expects_continue: bool
+    in_memory: bool
+    aligned_at: int
 
 
 #: Of a header list and its size by RFC 9113 section 6.5.2, makes a ``PlainHead``, and for how many reset streams such a
@@ -61,7 +63,8 @@ class PlainCall(Call):
     Attributes:
         context: the driver's own request, until it is answered; its attribute ``open`` is cleared when the stream is
             closed for another reason.
-        buffer: the body, once the driver has the request; a ``bytes`` or a ``bytearray``.
+        buffer: the body, once the driver has the request: a ``bytes``, a ``bytearray``, or a ``MessageMemory`` where it
+            comes in a ``LargeRequest``.
         problem: the limit that it has met; None for none.
         handed_on: whether the driver has the request.
     """
@@ -73,6 +76,46 @@ class PlainCall(Call):
     pieces: bytearray | None = None
 
 
+class LargeBody:
+    """A large body in memory of its own (``messages.Assembler``)."""
+
+    __slots__ = ("_large",)
+
+    def __init__(self, large: LargeMessage) -> None:
+        self._large = large
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes that it takes."""
+        return self._large.held_bytes
+
+    @property
+    def missing(self) -> int:
+        """Bytes that have not come."""
+        return self._large.missing
+
+    def room(self) -> memoryview:
+        """Where the next bytes belong."""
+        return self._large.room()
+
+    def advance(self, count: int) -> None:
+        """Note that ``count`` bytes are in ``room``."""
+        self._large.advance(count)
+
+    def feed(self, payload: memoryview) -> list[bytes]:
+        """Copy the next bytes; there are no messages."""
+        self._large.add(payload)
+        return []
+
+    def take_whole(self) -> bytes:
+        """The body, if it is whole; b"" otherwise."""
+        return b"" if self._large.missing else cast(bytes, self._large.take())
+
+    def drop(self) -> None:
+        """The body will never be whole, or it is taken."""
+        self._large.drop()
+
+
 class PlainRequests:
     """The requests of one connection that are no gRPC.
 
@@ -80,13 +123,12 @@ class PlainRequests:
         limits, settings, table, windows: of the connection.
         held: counts the memory of requests that are not whole.
         responder: answers them.
-        wire: of the driver's thread.
-        limit_hits: counts limits that were met.
+        shared: what all connections of the driver share.
     """
 
     __slots__ = (
         "_held",
-        "_limit_hits",
+        "_pool",
         "_responder",
         "_settings",
         "_stream_window",
@@ -104,17 +146,16 @@ class PlainRequests:
         windows: Windows,
         held: RequestMemory,
         responder: Responder,
-        wire: Wire,
-        limit_hits: Counter[str],
+        shared: Shared,
     ) -> None:
         self._held = held
-        self._limit_hits = limit_hits
+        self._pool = shared.pool
         self._responder = responder
         self._settings = settings
         self._stream_window = limits.stream_window
         self._streams = table.streams
         self._table = table
-        self._unpack_frame_head = wire.unpack_frame_head
+        self._unpack_frame_head = shared.wire.unpack_frame_head
         self._windows = windows
 
     def take_whole(self, data: bytes, at: int, stream_id: int, head: Any, events: list[Event]) -> int:
@@ -167,6 +208,33 @@ class PlainRequests:
         elif plain.expects_continue:
             self._responder.send_continue(call)
 
+    def begin_large(self, call: PlainCall, least: int) -> LargeBody | None:
+        """Have memory for a large body of known length, of which ``least`` bytes are there; None if it gets none."""
+        plain: PlainHead = call.head.plain
+        size = call.head.content_length
+        if (
+            size is None
+            or not LARGE_MESSAGE_BYTES <= size <= plain.max_body_size
+            or not plain.in_memory
+            or call.handed_on
+            or call.pieces is not None
+        ):
+            return None
+        large = LargeMessage.begin(self._pool, size, least, -plain.aligned_at % ALIGNMENT)
+        if large is None:
+            return None
+        call.assembler = body = LargeBody(large)
+        return body
+
+    def landed(self, call: PlainCall, unchecked: int, events: list[Event]) -> None:
+        """Take DATA that is in the body's memory, and noted in ``held``, already; see ``Requests.landed``."""
+        try:
+            if unchecked > 0 and not call.handed_on:
+                self._held.check()
+        except LimitExceeded as error:
+            call.problem = error
+            self._hand_on(call, events)
+
     def feed(self, call: PlainCall, body: memoryview, events: list[Event]) -> None:
         """Add DATA, which is counted in ``received`` already."""
         if call.handed_on:
@@ -175,14 +243,20 @@ class PlainRequests:
         try:
             if call.received > most:
                 raise LimitExceeded("message_size", f"the request's body has more than {most} bytes")
-            if call.pieces is None:
+            assembler = call.assembler
+            if assembler is None and call.pieces is None:
                 if call.state is HALF_CLOSED_REMOTE:  # all of it
                     call.buffer = bytes(body)
                     return
-                call.pieces = bytearray(body)
+                assembler = self.begin_large(call, len(body))
+            if assembler is not None:
+                assembler.feed(body)
+                size = assembler.pending_bytes
             else:
-                call.pieces += body
-            self._held.hold(call, len(call.pieces))
+                call.pieces = pieces = bytearray() if call.pieces is None else call.pieces
+                pieces += body
+                size = len(pieces)
+            self._held.hold(call, size)
         except LimitExceeded as error:
             call.problem = error
             self._hand_on(call, events)
@@ -194,9 +268,11 @@ class PlainRequests:
 
     def _hand_on(self, call: PlainCall, events: list[Event]) -> None:
         body: Any = call.pieces
+        if call.assembler is not None and call.problem is None:
+            body = call.assembler.take_whole()
         if body is not None and call.problem is None:
             call.buffer = body
         call.pieces = None
         call.handed_on = True
         self._held.release(call)  # from here on its handler has it
-        events.append(call)
+        events.append(LargeRequest(call) if isinstance(body, MessageMemory) else call)

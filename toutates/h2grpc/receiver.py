@@ -356,8 +356,11 @@ class Receiver:
                 self._requests.landed(call, unchecked, events)
             else:
                 self._requests.feed(call, body, events)
-        elif body and call.open and isinstance(call, PlainCall):
-            self._requests.plain.feed(call, body, events)
+        elif call.open and isinstance(call, PlainCall):
+            if body is None:
+                self._requests.plain.landed(call, unchecked, events)
+            elif body:
+                self._requests.plain.feed(call, body, events)
         if stream_id not in self._table.streams:
             return  # the call was answered with an error, which closed the stream
         if flags & END_STREAM:

@@ -92,6 +92,9 @@ class Requests:
             unchecked: by how many bytes what is held of the call has grown.
             events: where CallCancelled goes.
         """
+        if isinstance(call, PlainCall):
+            self.plain.landed(call, unchecked, events)
+            return
         assert call.assembler is not None
         message = call.assembler.take_whole()
         if message:

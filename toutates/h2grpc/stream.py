@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from toutates.h2grpc.messages import MessageAssembler
+from toutates.h2grpc.messages import Assembler
 from toutates.h2grpc.request_head import RequestHead
 from toutates.h2grpc.streams import OPEN
 
@@ -50,7 +50,7 @@ class Stream:
     deadline_ns: int = NEVER
     #: bytes of DATA received, without padding
     received: int = 0
-    assembler: MessageAssembler | None = None
+    assembler: Assembler | None = None
     #: of a unary call: complete messages that ``Requests`` has put together, of which there should be one. Of a
     #: streaming call: complete messages that its handler has not taken yet
     messages: int = 0

@@ -58,6 +58,7 @@ class PlainHttp:
         admit_head(head, self.handler.admit)
         head.max_body_size = min(head.max_body_size, self._limits.max_body_size)
         head.plain = head.refusal is None and not head.coding
+        head.in_memory = head.in_memory and head.plain
         return head, COST_OF_END if head.refusal is not None and head.refusal.ends else 0
 
     def handle(self, link: Any, call: PlainCall) -> None:
