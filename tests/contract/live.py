@@ -13,7 +13,7 @@ from tests.contract.logs import log_lines
 from tests.contract.metrics import metric_lines
 from tests.contract.processes import exit_lines, main_lines, signal_lines
 from tests.contract.routes import route_lines, rpc_lines
-from tests.contract.words import word_lines
+from tests.contract.words import start_lines, word_lines
 from tests.e2e.process import ServerProcess
 
 __all__ = ["observe"]
@@ -38,6 +38,7 @@ def observe(folder: Path) -> dict[str, list[str]]:
     with serving(folder / "server") as server, ThreadPoolExecutor(1) as pool:
         exits = pool.submit(exit_lines, folder / "exits")
         lines = {name: make(server) for name, make in _OF_SERVER.items()}
+        lines["error-words"] = sorted((*lines["error-words"], *start_lines(folder / "start")))
         lines["signals"] = signal_lines(folder / "signals")
         lines["exit-codes"] = sorted((*main_lines(folder / "main"), *exits.result()))
         assert server.stop() == 0

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
+from tests.certificates import issue
 from tests.contract.asking import SERVICE, Infer, ask, call, plain, stream
 from tests.e2e.process import ServerProcess
+from tests.e2e.starting import starting
 from tests.e2e.wire import Client, client_of
 from toutates.protocol import grpc_service_pb2 as pb
 
-__all__ = ["word_lines"]
+__all__ = ["start_lines", "word_lines"]
 
 _INPUT: Final = ("INPUT", "FP32", (1, 4), 4)
 
@@ -53,6 +56,26 @@ def word_lines(server: ServerProcess) -> list[str]:
     lines += _texts(server.rest_port)
     lines += _torchserve(server)
     return sorted(lines)
+
+
+def start_lines(folder: Path) -> list[str]:
+    """What a server says on its ports in clear while it starts, and what of gRPC there, once that alone has TLS."""
+    folder.mkdir()
+    files = issue(folder)
+    flags = ("--grpc-use-ssl=true", f"--grpc-server-cert={files.cert}", f"--grpc-server-key={files.key}")
+    paths = ("/v2/health/live", "/v1/embeddings", "/embed", "/v1/rerank", "/v1/embedding", "/predictions/neg")
+    with starting(folder, *flags) as server:
+        said = [_line("rest", server.rest, "GET", path, None) for path in paths]
+        said.append(_line("torchserve management", server.management, "GET", "/models", None))
+        lines = [f"start, {one}" for one in said]
+        for when in ("start", "gRPC alone has TLS"):
+            with client_of(server.rest) as client:
+                name, text, _ = call(client, SERVICE + "ServerLive", b"")
+            lines.append(f"{when}, ServerLive  rest  {name}  {plain(text)}")
+            if when == "start":
+                server.let_it_load()
+        server.stop()
+    return lines
 
 
 def _inference(what: str, request: Infer, client: Client, port: int) -> Iterator[str]:
