@@ -37,6 +37,8 @@ keys:
      groups: [inference, metadata, model-repository, logging, trace, statistics, reflection]}}
   - {{name: slow, sha256: {digest("sk-slow")}, groups: [inference],
      quota: {{rows_per_second: 0.01, burst_seconds: 200}}}}
+  - {{name: slower, sha256: {digest("sk-slower")}, groups: [inference],
+     quota: {{rows_per_second: 0.01, burst_seconds: 200}}}}
 tokens:
   - {{issuer: "https://issuer.example", audience: toutates, jwks: jwks.json, groups: [inference]}}
 """
@@ -118,9 +120,9 @@ def test_a_quota_over_http2(server: ServerProcess) -> None:
     given = {"inputs": [{"name": "INPUT", "datatype": "INT32", "shape": [2, 4], "data": list(range(8))}]}
     url = f"http://127.0.0.1:{server.rest_port}/v2/models/mine/infer"
     with httpx.Client(http2=True, http1=False, timeout=120) as client:
-        answer = client.post(url, json=given, headers=headers("sk-slow"))
+        answer = client.post(url, json=given, headers=headers("sk-slower"))
         while answer.status_code == 200:
-            answer = client.post(url, json=given, headers=headers("sk-slow"))
+            answer = client.post(url, json=given, headers=headers("sk-slower"))
         assert (answer.status_code, answer.http_version) == (429, "HTTP/2")
         assert int(answer.headers["retry-after"]) > 0
 
