@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,6 +125,32 @@ def test_several_streams_of_one_connection_that_fill_a_model_together_wait(held:
         for stream in streams:
             answers = stream.end()
             assert [answer.error_message for answer in answers] == [""] * (MANY // 20)
+
+
+def test_pipelined_requests_of_one_connection_wait_for_those_before_them(held: tuple[ServerProcess, Runs]) -> None:
+    process, runs = held
+    rows = 128  # eight such requests fill the model, and two of these are more
+    data = b"0" + b",0" * (rows - 1)
+    with peer_of(process.port) as peer, runs.held():
+        for number in range(12):
+            body = b'{"id":"%d","inputs":[{"name":"INPUT","shape":[%d,1],"datatype":"INT64","data":[%b]}]}'
+            peer.sock.sendall(post("/v2/models/slow/infer", body % (number, rows, data)))
+        wait_until_full(process.address)
+        with peer_of(process.port) as other:
+            ask = post("/v2/models/slow/infer", body % (0, rows, data))
+            assert other.ask(ask).status == 503
+            assert other.ask(b"GET /v2/models/addsub/ready HTTP/1.1\r\nHost: here\r\n\r\n").status == 200
+        runs.allow(2**40)
+        answers = [peer.read() for _ in range(12)]
+        assert [(answer.status, json.loads(answer.body)["id"]) for answer in answers] == [
+            (200, str(number)) for number in range(12)
+        ]
+    with peer_of(process.port) as peer, runs.held():  # one that leaves takes what waits with it
+        for number in range(12):
+            peer.sock.sendall(post("/v2/models/slow/infer", body % (number, rows, data)))
+        wait_until_full(process.address)
+    with peer_of(process.port) as peer:
+        wait_until(lambda: peer.ask(ask).status == 200)
 
 
 def test_a_stream_is_refused_what_others_have_filled(held: tuple[ServerProcess, Runs]) -> None:

@@ -565,7 +565,9 @@ class InferService:
             call: the request, if it may wait for others of its connection. One of a sequence may not: the end of its
                 sequence may be behind it, and what it waits for behind that.
         """
-        if call is not None and type(error) is Overloaded and error.share and self._has_its_share(call, error.share):
+        late = self._waiting is not None and self._waiting.goes_on
+        share = error.share if type(error) is Overloaded and call is not None and not late else 0
+        if share and self._has_its_share(call, share):
             return OwnRequestsFirst(str(error))
         self._count_refusal(error, version)
         if isinstance(error, WouldBeLate) or type(error) in (Overloaded, InvalidSequence):

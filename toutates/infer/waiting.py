@@ -66,14 +66,16 @@ class WaitingRequests:
         parking: where they wait.
         transport: by which they came; counts what is kept of them.
         service: handles and refuses them.
+
+    Attributes:
+        goes_on: whether the request that is being handled has waited, so that it comes before those that still do.
     """
 
     def __init__(self, parking: Parking, transport: Transport, service: LateHandling) -> None:
         self._parking = parking
         self._transport = transport
         self._service = service
-        #: whether the request that is being handled has waited, so that it comes before those that still do
-        self._goes_on = False
+        self.goes_on = False
 
     def wait_for(self, infer: Handler) -> Handler:
         """``infer``, with requests that wait where their model is not in memory. Others pay for a ``try``: nothing."""
@@ -92,7 +94,7 @@ class WaitingRequests:
         Raises:
             NotLoaded: some do, so that this one has to wait behind them.
         """
-        if not self._goes_on and self._parking.has(model):
+        if not self.goes_on and self._parking.has(model):
             raise NotLoaded(model)
 
     def fails(self, model: str) -> bool:
@@ -130,7 +132,7 @@ class WaitingRequests:
         self._transport.hold(call, -size)
         service.let_go()
         service.put_back(call, message)
-        self._goes_on = True
+        self.goes_on = True
         try:
             again()
         except NotLoaded as missing:  # it has left again meanwhile
@@ -144,7 +146,7 @@ class WaitingRequests:
             service.refuse_late(call, ExecutionFailed("internal error"))
             self._transport.end_connection(call, error)
         finally:
-            self._goes_on = False
+            self.goes_on = False
             service.put_back(call, b"")
 
     def give_up(self, call: Any, message: bytes, error: RequestError, size: int, *, has_left: bool) -> None:

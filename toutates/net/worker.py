@@ -74,9 +74,11 @@ ROUND_END_NS: Final = 2_000_000
 MOST_FAILED_ROUNDS: Final = 100
 #: How soon after one what is due by time is looked at again.
 FAILED_ROUND_PAUSE_NS: Final = 10_000_000
-#: How long a callback of ``call_later`` waits, and how many of them have their turn at once.
-LATER_NS: Final = 2_000_000
-MOST_LATER: Final = 16
+#: How long a callback of ``call_later`` waits, how long all that are due may take, and how many have their turn between
+#: two looks at the clock.
+LATER_NS: Final = 4_000_000
+MOST_LATER_NS: Final = 500_000
+AT_ONCE_LATER: Final = 8
 #: The ages of connections vary by so much, so that those made together do not all come back together.
 AGE_FACTORS: Final = (0.9, 1.1)
 
@@ -523,9 +525,14 @@ class Worker:
 
     def _run_later(self, now_ns: int) -> None:
         if now_ns >= self._later_ns:
-            callbacks, self._later = self._later[:MOST_LATER], self._later[MOST_LATER:]
-            self._later_ns = now_ns + LATER_NS
-            self._run_all(callbacks)
+            callbacks, self._later = self._later, []
+            began_ns = time.monotonic_ns()
+            self._later_ns = began_ns + LATER_NS
+            for done in range(0, len(callbacks), AT_ONCE_LATER):
+                self._run_all(callbacks[done : done + AT_ONCE_LATER])
+                if time.monotonic_ns() - began_ns >= MOST_LATER_NS:
+                    self._later[:0] = callbacks[done + AT_ONCE_LATER :]
+                    break
         if self._later:
             self.schedule.plan(self._later_ns)
 

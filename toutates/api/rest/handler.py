@@ -23,6 +23,7 @@ from toutates.api.rest.calls import Purpose, RestHttpCall
 from toutates.api.rest.cross_origin import CrossOrigin
 from toutates.api.rest.endpoints import Route, find_route
 from toutates.api.rest.on_demand import waiting_for_model
+from toutates.api.rest.pipelined import Pipelined
 from toutates.api.rest.slow_answers import SlowAnswers
 from toutates.api.rest.v1 import answer_v1
 from toutates.api.restrictions import RestrictedProtocol
@@ -35,11 +36,12 @@ from toutates.infer.tracing.context import parse_traceparent
 from toutates.infer.tracing.tracer import WorkerTraces
 from toutates.net import Worker
 from toutates.net.http1.call import HttpCall
+from toutates.net.http1.service import fail_call
 from toutates.net.side_thread import SideThread
 from toutates.protocol.rest.lengths import HEADER_LENGTH, check_json_size
 from toutates.protocol.rest.parameters import matching_fields
 from toutates.protocol.rest.request import Target
-from toutates.system.errors import RequestError
+from toutates.system.errors import OwnRequestsFirst, RequestError
 
 __all__ = ["RestHandler", "RestSettings"]
 
@@ -135,6 +137,7 @@ class RestHandler:
         self._doors = doors
         self._text = text
         self._parking = parking
+        self._pipelined = Pipelined(worker, self._handle_again)
         self._cross_origin = CrossOrigin(settings.cross_origin) if settings.cross_origin else None
         self.call_class: type[HttpCall] = RestHttpCall
         if self._cross_origin is not None:
@@ -195,8 +198,17 @@ class RestHandler:
         return _admit(head, ask, MAX_BODY)
 
     def fail(self, call: RestHttpCall, error: RequestError) -> None:
-        """Answer a request with an error."""
-        call.fail(error)
+        """Answer a request with an error; or have it wait, if it is only early."""
+        if isinstance(error, OwnRequestsFirst):
+            self._pipelined.keep(call)
+        else:
+            call.fail(error)
+
+    def _handle_again(self, call: RestHttpCall) -> None:
+        try:
+            call.head.purpose.handle(call)
+        except Exception as error:
+            fail_call(self._worker, self, call, error)
 
     def write_refusal(self, refused: Refused) -> tuple[bytes, bytes]:
         """The fields and the body of the answer to a request that is refused before it is read."""

@@ -387,6 +387,10 @@ class RestInferService(InferService):
         """See ``InferService``."""
         call.body = message
 
+    def _has_its_share(self, call: Any, share: int) -> bool:
+        """See ``InferService``; those before it on a connection of HTTP/1.1. A late one has no body any more."""
+        return bool(call.body) and call.connection.before(call) - call.connection.waiting >= share
+
     def _identity(self, id_field: bytes) -> bytes:
         """See ``InferService``: here it is text of JSON."""
         return self._transport.request_id(id_field).encode() if b"\\" in id_field else id_field

@@ -13,7 +13,17 @@ __all__ = ["Carrier", "HttpCall", "LargeRequest"]
 
 
 class Carrier(Protocol):
-    """The connection that a request came by."""
+    """The connection that a request came by.
+
+    Attributes:
+        waiting: requests of it that wait for those before them.
+    """
+
+    waiting: int
+
+    def before(self, call: Any, /) -> int:
+        """How many requests there are whose answers go out before that to ``call``."""
+        ...
 
     def keep(self, call: Any, size: int, /) -> None:
         """Count bytes that are kept for a request; negative ones when they are let go."""

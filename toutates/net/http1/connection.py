@@ -74,7 +74,7 @@ class HttpConnection(Connection):
         self._answers = answers = self._http.answers
         answers.owner = self
         answers.dirty = worker.dirty
-        self.kept_bytes = 0
+        self.kept_bytes = self.waiting = 0
         self.full = False
         self._closed = False
         #: whether requests that have come wait until the peer reads
@@ -108,6 +108,10 @@ class HttpConnection(Connection):
             self.link.pause(True)
         elif size < 0 and self.full:
             self._worker.go_on(self.link)
+
+    def before(self, call: HttpCall) -> int:
+        """See ``Carrier``."""
+        return next((number for number, request in enumerate(self._answers.queue) if request is call), 0)
 
     def unread_bytes(self, call: HttpCall) -> int:
         """See ``Carrier``: the answers of a connection go out in their order, so what waits is all of theirs."""

@@ -87,6 +87,13 @@ class StreamAnswers:
         self._responder = connection.responder
         self.write_refusal = plain.write_refusal
 
+    #: See ``Carrier``.
+    waiting = 0
+
+    def before(self, request: HttpCall) -> int:
+        """See ``Carrier``: streams do not wait for each other."""
+        return 0
+
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def handle(self, link: Any, call: PlainCall) -> None:
