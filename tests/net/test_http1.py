@@ -19,7 +19,7 @@ from tests.net.running import HOUR_NS, HOUR_S, BlockingClient, RawClient, Runnin
 from tests.net.test_services import TextClient, answer
 from tests.waiting import PATIENCE_S
 from toutates.h2grpc import Limits
-from toutates.net import GrpcService, Worker, closing
+from toutates.net import GrpcService, Listening, Worker, accepting, closing
 from toutates.net.connection import SILENCE_S, Service
 from toutates.net.first_bytes import ByFirstBytes
 from toutates.net.http1.call import HttpCall
@@ -251,6 +251,30 @@ def test_connections_that_wait_in_the_kernel_are_accepted_at_the_end_and_answere
             clients = [stack.enter_context(TextClient(server, request())) for _ in range(100)]
         assert [client.rest() for client in clients] == [answer(b"/", last=True)] * 100
         server.join()
+
+
+def test_handshakes_that_begin_while_a_shared_port_is_left_end_with_another_listener(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(accepting, "HANDSHAKES_NS", HOUR_NS)
+    with serving() as (server, _), ExitStack() as stack:
+        first = stack.enter_context(socket.create_server(("127.0.0.1", 0), reuse_port=True))
+        other = stack.enter_context(socket.create_server(first.getsockname(), reuse_port=True))
+        first.setblocking(False)
+        other.settimeout(PATIENCE_S)
+        server.call(lambda: server.worker.listen(Listening(first, server.service)))
+        server.call(lambda: server.worker.drain(HOUR_S, shared=True))
+        clients = [stack.enter_context(socket.socket()) for _ in range(20)]
+        for client in clients:
+            client.setblocking(False)
+            with suppress(BlockingIOError):
+                client.connect(other.getsockname())
+        server.rounds()
+        assert server.worker.connections == 0
+        server.drain(0.0)
+        server.join()
+        for _ in clients:  # those that the kernel would have given to the first one repeat their first packet
+            stack.enter_context(other.accept()[0])
 
 
 def test_before_a_stop_answers_say_that_they_are_the_last() -> None:
