@@ -161,6 +161,8 @@ ROUTES: Final[list[tuple[str, str, bytes | None, Fields]]] = [
     ("POST", "/v1/embeddings", b'{"input": "a"}', JSON),
     ("GET", "/v1/models", None, ()),
     ("GET", "/info", None, ()),
+    ("GET", "/ping", None, ()),
+    ("POST", "/predictions/nowhere", b"x", ()),
     ("GET", "/openapi.json", None, ()),
     ("GET", "/docs", None, ()),
     ("OPTIONS", "*", None, ()),

@@ -78,12 +78,15 @@ def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         assert "Traceback" not in process.log
 
 
-@pytest.fixture
-def client(server: ServerProcess) -> Iterator[Any]:
+@pytest.fixture(params=["HTTP/1.1", "HTTP/2"])
+def client(server: ServerProcess, request: pytest.FixtureRequest) -> Iterator[Any]:
     url = f"http://127.0.0.1:{server.rest_port}/v1"
+    import httpx
     import openai
 
-    with openai.OpenAI(base_url=url, api_key="sk-first", max_retries=0) as made:
+    second = request.param == "HTTP/2"
+    transport: Any = httpx.Client(http1=not second, http2=second, timeout=120)
+    with openai.OpenAI(base_url=url, api_key="sk-first", max_retries=0, http_client=transport) as made:
         yield made
 
 
