@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from toutates.engine.budget import Bounds, Budget
-from toutates.engine.drain import LEAST_S, MOST_S, UNKNOWN_S, Drain
+from toutates.engine.drain import FARTHEST, LEAST_S, MOST_S, UNKNOWN_S, Drain
 from toutates.system.errors import Overloaded, QueueFull, QuotaExceeded
 from toutates.system.retry import SPREAD, retry_after_ms
 
@@ -32,7 +32,8 @@ def test_the_time_is_what_waits_divided_by_what_leaves() -> None:
     for second in range(1, 5):  # 1,000 rows, and it is known after the first second
         clock.now_ns += S
         assert drain.wait_s(1_000, 800 + 1_000 * second) == pytest.approx(1.0)
-    assert drain.wait_s(500, 4_800) == pytest.approx(0.5)
+    clock.now_ns += 10 * S - 1
+    assert drain.wait_s(500, 14_800) == pytest.approx(0.5)
 
 
 def test_the_time_grows_while_nothing_leaves() -> None:
@@ -75,7 +76,16 @@ def test_what_a_budget_refuses_says_when_to_come_again() -> None:
             check()
         refusals.append(refused.value)
     assert [type(refusal) for refusal in refusals] == [Overloaded, QueueFull]
-    assert [refusal.retry_after_s for refusal in refusals] == [pytest.approx(4.0)] * 2
+    assert [refusal.retry_after_s for refusal in refusals] == [pytest.approx(4.0), pytest.approx(4.04)]
+
+
+def test_who_is_refused_later_is_told_a_later_time_within_bounds() -> None:
+    drain = Drain(Clock())
+    told = [drain.wait_s(10, 0, 0.05 * S, more=2) for _ in range(40)]
+    assert told[:3] == [pytest.approx(0.5), pytest.approx(0.6), pytest.approx(0.7)]
+    assert max(told) == pytest.approx(FARTHEST * 0.5)
+    assert told[16] == pytest.approx(0.5)  # the next one begins anew
+    assert len(set(told)) == 16
 
 
 def test_callers_are_told_different_times_and_those_of_a_quota_their_own() -> None:

@@ -128,6 +128,7 @@ class Budget:
             self._give_back_ahead()
             if rows > self.most_rows - self.rows:
                 raise self._overloaded(
+                    rows,
                     f"model '{self._name}' has {self.rows} of at most {self.bounds.rows} rows waiting or running, and "
                     f"this request has {rows} more; {self._advice(self.bounds.keys.rows)}",
                     self.bounds.rows,
@@ -246,6 +247,7 @@ class Budget:
     def _check_memory(self, more: int) -> None:
         if more > self.bounds.memory_bytes - self.memory_bytes and more:
             raise self._overloaded(
+                1,
                 f"model '{self._name}' has batches of {self.memory_bytes} of at most {self.bounds.memory_bytes} bytes "
                 f"waiting or running, and this request needs {more} more; {self._advice(self.bounds.keys.memory)}",
                 self.bounds.memory_bytes,
@@ -288,8 +290,8 @@ class Budget:
 
     # --- refusals ----------------------------------------------------------------------------------------------------
 
-    def wait_s(self) -> float:
-        """Seconds until what is under way now will have left."""
+    def wait_s(self, more: int = 1) -> float:
+        """Seconds until there is room for ``more`` rows again, as ``Drain`` has it."""
         row_ns = 0.0
         lane = next(iter(self._open_batches), None)
         if lane is not None:
@@ -298,11 +300,11 @@ class Budget:
                 if lane.wall_ns[size]:
                     row_ns = lane.wall_ns[size] / (1 << size - 1)
                     break
-        return self._drain.wait_s(self.rows, self.left, row_ns)
+        return self._drain.wait_s(self.rows, self.left, row_ns, more)
 
-    def _overloaded(self, text: str, bound: int, more: int) -> Overloaded:
+    def _overloaded(self, rows: int, text: str, bound: int, more: int) -> Overloaded:
         error = Overloaded(text, bound, more)
-        error.retry_after_s = self.wait_s()
+        error.retry_after_s = self.wait_s(rows)
         return error
 
     def _advice(self, keys: str) -> str:
