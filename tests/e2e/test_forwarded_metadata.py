@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from queue import Queue
 from typing import Any, Final
 
@@ -119,3 +120,11 @@ def test_rest_forwards_its_own(server: ServerProcess) -> None:
     with http.InferenceServerClient(server.address) as client:
         result = client.infer("telling", tensors(kind=http), headers={"X-Tenant": "a", "user-agent": "me"})
     assert seen(result) == {"X-Tenant": "a"}
+
+
+def test_a_request_that_waits_for_its_model_keeps_them(tmp_path: Path) -> None:
+    add_model(tmp_path / "models", "telling", TELLING, more=TENSORS, tensors=False)
+    flags = ["--processing-cores", "1", "--model-control-mode", "on-demand", "--grpc-header-forward-pattern", "^x-"]
+    with running(tmp_path / "models", tmp_path, flags) as own, triton.InferenceServerClient(own.address) as client:
+        for tenant in "ab":
+            assert ask(client, {"x-tenant": tenant}) == {"x-tenant": tenant}
