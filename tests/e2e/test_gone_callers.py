@@ -6,17 +6,21 @@ then is counted, and nothing is measured by the clock.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import struct
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import httpx
 import numpy as np
 import pytest
 import requests
+import trio
 
 from tests.e2e.http import Peer, get, peer_of, post
 from tests.e2e.process import ServerProcess, running
@@ -97,6 +101,8 @@ STAYS: Final = 7
 UNDER_WAY: Final = 1
 LEAVES: Final = 2
 CALLERS: Final = 5
+#: Of clients that give up; a connection may well take as long on a busy machine, and nothing is lost then.
+TIMEOUT_S: Final = 0.2
 
 
 @pytest.fixture(scope="module")
@@ -245,6 +251,60 @@ def test_what_has_not_begun_is_never_begun(server: ServerProcess, repository: Pa
     run_beside(server, slow, make("slow", LEAVES), make("slow", STAYS))
     assert slow.runs == [UNDER_WAY, STAYS]
     wait_until(lambda: canceled(server, "slow") == before + CALLERS)
+
+
+def by_requests(url: str) -> None:
+    for _ in range(2):
+        with pytest.raises(requests.Timeout):
+            requests.post(url, document(LEAVES), timeout=TIMEOUT_S)
+
+
+def by_httpx(url: str) -> None:
+    async def leave(client: httpx.AsyncClient) -> None:
+        with pytest.raises(httpx.TimeoutException):
+            await client.post(url, content=document(LEAVES), timeout=TIMEOUT_S)
+
+    async def run() -> None:
+        async with httpx.AsyncClient() as client, trio.open_nursery() as nursery:
+            for _ in range(CALLERS):
+                nursery.start_soon(leave, client)
+
+    trio.run(run)
+
+
+def by_aiohttp(url: str) -> None:
+    aiohttp = pytest.importorskip("aiohttp")
+
+    async def leave(session: Any) -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await session.post(url, data=document(LEAVES))
+
+    async def run() -> None:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(TIMEOUT_S)) as session:
+            await asyncio.gather(*(leave(session) for _ in range(CALLERS)))
+
+    asyncio.run(run())
+
+
+def by_curl(url: str) -> None:
+    command = ["curl", "--silent", "--max-time", str(TIMEOUT_S), "--data", document(LEAVES).decode(), url]
+    assert subprocess.run(command, check=False).returncode == 28
+
+
+@pytest.mark.parametrize("leave", [by_requests, by_httpx, by_aiohttp, by_curl])
+def test_clients_that_time_out_leave_nothing_to_do(
+    server: ServerProcess, repository: Path, leave: Callable[[str], None]
+) -> None:
+    slow = Model(repository, "slow")
+    with under_way(server, slow, infer("slow", UNDER_WAY)) as one:
+        leave(f"http://127.0.0.1:{server.rest_port}/v2/models/slow/infer")
+        with peer_of(server.rest_port) as last:
+            last.sock.sendall(infer("slow", STAYS))
+            wait_until(lambda: server.open_connections(server.rest_port) == 2)
+            slow.release()
+            assert last.read().status == 200
+        assert one.read().status == 200
+    assert slow.runs == [UNDER_WAY, STAYS]
 
 
 def test_the_log_says_so(server: ServerProcess, repository: Path) -> None:

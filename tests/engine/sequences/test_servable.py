@@ -24,7 +24,15 @@ from toutates.engine.servable import Consumer, Host, RequestAbout
 from toutates.engine.supertensor import SuperTensor
 from toutates.protocol.datatypes import BY_NAME
 from toutates.protocol.signature import Signature, TensorSpec
-from toutates.system.errors import ExecutionFailed, ModelNotReady, Overloaded, RequestError, TooLate, Unavailable
+from toutates.system.errors import (
+    Cancelled,
+    ExecutionFailed,
+    ModelNotReady,
+    Overloaded,
+    RequestError,
+    TooLate,
+    Unavailable,
+)
 
 FP32: Final = BY_NAME["FP32"]
 X, READY, PAST = (TensorSpec(name, FP32, (1,)) for name in ("x", "ready", "past"))
@@ -239,7 +247,10 @@ def test_a_caller_that_leaves_ends_its_sequence_and_the_requests_behind_it() -> 
             left, behind = scene.add(1, 1), scene.add(1, 1)
             left.wanted = False
         assert scene.answers(first) == [1]
-        assert all(isinstance(answer, TooLate) for answer in scene.answers(left, behind))
+        told_left, told_behind = scene.answers(left, behind)
+        assert isinstance(told_left, TooLate)
+        assert isinstance(told_behind, Cancelled)
+        assert "the caller of the request before this one does not wait any more" in str(told_behind)
         with pytest.raises(RequestError, match="must specify the START flag"):
             scene.add(1, 1)
         assert scene.ask(1, 1, "SE") == 1

@@ -459,7 +459,10 @@ class SequenceServable:
             self._request_bytes -= row.own.size
             left = self._give_up(row.sequence)
             self._scheduler.done(row)
-        _deliver([row, *left], _failure(TooLate("Deadline Exceeded")))
+        _deliver([row], _failure(TooLate("Deadline Exceeded")))
+        if left:
+            text = "the sequence has ended, because the caller of the request before this one does not wait any more"
+            _deliver(left, _failure(Cancelled(text)))
 
     def _give_up(self, sequence: Running[SequenceRequest]) -> list[Given[SequenceRequest]]:
         """End a sequence, and return its requests that have not run. With the lock held."""
