@@ -162,13 +162,13 @@ def test_a_stream_is_refused_what_others_have_filled(held: tuple[ServerProcess, 
             assert "of at most 1024 rows waiting or running" in stream.ask(slow()).error_message
         told = [trailers_of_refusal(channel) for _ in range(12)]
         assert len({after_ms for after_ms, _ in told}) > 3  # so that callers do not all come back together
-        assert all(50 <= after_ms <= 45_000 and after_s == -(-after_ms // 1000) for after_ms, after_s in told)
+        assert all(50 <= after_ms <= 48_000 and after_s == -(-after_ms // 1000) for after_ms, after_s in told)
         with peer_of(process.port) as peer:
             body = '{"inputs":[{"name":"INPUT","shape":[1,1],"datatype":"INT64","data":[0]}]}'
             answer = peer.ask(post("/v2/models/slow/infer", body))
         assert answer.status == 503
-        assert 1 <= int(answer.fields["retry-after"]) <= 45
-        assert 50 <= int(answer.fields["retry-after-ms"]) <= 45_000
+        assert 1 <= int(answer.fields["retry-after"]) <= 48
+        assert 50 <= int(answer.fields["retry-after-ms"]) <= 48_000
         runs.allow(2**40)
         assert all(future.code().name == "OK" for future in futures)
 

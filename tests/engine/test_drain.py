@@ -93,6 +93,6 @@ def test_callers_are_told_different_times_and_those_of_a_quota_their_own() -> No
     assert retry_after_ms(error) is None
     error.retry_after_s = 2.0
     told = {retry_after_ms(error) for _ in range(200)}
-    assert len(told) > 10
-    assert all(time is not None and 2_000 <= time <= 2_000 * (1 + SPREAD) for time in told)
+    assert 5 < len(told) < 12  # few enough to be encoded once each
+    assert all(time is not None and 2_000 <= time <= 1.05 * 2_000 * (1 + SPREAD) for time in told)
     assert {retry_after_ms(QuotaExceeded("used up", 2.0)) for _ in range(20)} == {2_000}

@@ -240,7 +240,8 @@ def _encode_error(status: Status, text: str, metadata: Metadata, trailers_only: 
     return encode_block([*fields, *metadata_fields(metadata)])
 
 
-_remembered_error = lru_cache(maxsize=64)(_encode_error)
+#: With the times at which callers may try again there are some dozens of one text.
+_remembered_error = lru_cache(maxsize=256)(_encode_error)
 
 
 def plain_http_block(http_status: int, content_length: int) -> ResponseBlock:

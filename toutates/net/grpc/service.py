@@ -50,7 +50,7 @@ def retry_metadata(error: RequestError) -> Metadata:
     return () if after_ms is None else _retry_metadata(after_ms)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _retry_metadata(after_ms: int) -> Metadata:
     return ("retry-after", str(max(1, -(-after_ms // 1_000)))), ("grpc-retry-pushback-ms", str(after_ms))
 
