@@ -11,7 +11,7 @@ from tests.infer.support import PEER, KnownCall, KnownTransport, Status, Turned
 from toutates.engine.result import PendingRequest, Timing
 from toutates.infer import observing
 from toutates.infer.observing import STEPS_INTERVAL, Observation, Observer, Sampling
-from toutates.system.errors import Cancelled, InvalidRequest, TooLate, UnknownModel
+from toutates.system.errors import CallerLeft, InvalidRequest, TooLate, UnknownModel
 
 
 def observer_of() -> Observer:
@@ -181,7 +181,7 @@ def test_callers_that_have_left_were_late_or_have_cancelled(clock: Turned) -> No
         observer.begin(cast(Any, call), 1)
     among: list[Any] = list(observer.among(pending_of(here, unseen, late, just_late, gone)))
     assert among == [here, late, just_late, gone]
-    assert [call.context.error for call in (here, late, just_late, gone)] == [None, TooLate, TooLate, Cancelled]
+    assert [call.context.error for call in (here, late, just_late, gone)] == [None, TooLate, TooLate, CallerLeft]
 
 
 def test_an_observation_has_what_its_transport_says_of_the_caller() -> None:
