@@ -133,7 +133,9 @@ def test_tokens_that_are_dear_to_refuse_end_a_connection_over_http2(server: Serv
         answers = 0
         while client.terminated is None:
             forged = bearer(f"{token(sub=str(answers))[:-8]}AAAAAAAA").decode()
-            answer = client.answer(client.start(path, [*json, ("authorization", forged)]))
+            stream_id = client.start(path, [*json, ("authorization", forged)])
+            client.send(stream_id, b"{}")
+            answer = client.answer(stream_id)
             answers += answer.headers.get(":status") == "401"
         assert 5 <= answers < 1_000
         stream_id = other.start(path, [*json, ("authorization", bearer("sk-slow").decode())])

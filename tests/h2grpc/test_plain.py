@@ -168,7 +168,7 @@ def test_a_head_is_judged_once_for_all_requests_with_the_same_octets() -> None:
         respond(server, plain(server, headers(number, head("/a")) + data(number, b"x", END_STREAM)), b"y")
     assert judge.asked == [b"/a"]
     for number in range(9, 15, 2):
-        respond(server, plain(server, headers(number, head("/dear"))), b"no")
+        respond(server, plain(server, headers(number, head("/dear", ("content-length", "9")))), b"no")
     assert judge.asked == [b"/a", *[b"/dear"] * 3]
 
 
@@ -243,7 +243,7 @@ def test_an_answer_in_pieces() -> None:
 
 def test_an_answer_before_the_end_of_the_request_resets_it_without_an_error() -> None:
     server = opened()
-    call = plain(server, headers(1, head("/refused")))
+    call = plain(server, headers(1, head("/refused", ("content-length", "20"))))
     assert call.head.plain.refusal == "no"
     assert server.receive(data(1, bytes(10))) == []  # dropped
     last = respond(server, call, b"no")[-1]
@@ -257,6 +257,17 @@ def test_a_refused_request_that_has_ended_is_told_once() -> None:
     assert describe(server.receive(headers(1, head("/refused")) + data(1, b"x", END_STREAM))) == [
         ("plain", 1, b"", None)
     ]
+
+
+def test_a_refused_request_of_unknown_length_is_told_at_its_end_or_once_it_is_long() -> None:
+    server = opened()
+    assert server.receive(headers(1, head("/refused")) + data(1, bytes(60_000))) == []
+    assert server.connection.held_bytes <= 1_024
+    assert describe(server.receive(data(1, b"", END_STREAM))) == [("plain", 1, b"", None)]
+    assert server.receive(headers(3, head("/refused")) + data(3, bytes(60_000))) == []
+    assert describe(server.receive(data(3, bytes(60_000)))) == [("plain", 3, b"", None)]
+    assert server.receive(headers(5, head("/refused")) + data(5, b"x") + headers(5, head())) == []
+    assert [one.code for one in frames_of(server, RST_STREAM)] == [PROTOCOL_ERROR]
 
 
 def test_who_waits_is_told_to_go_on() -> None:
@@ -346,7 +357,7 @@ def test_what_is_malformed_is_reset_and_never_told(octets: bytes) -> None:
 def test_refusals_that_cost_much_end_the_connection() -> None:
     server = opened()
     for number in range(1, 41, 2):
-        for event in server.receive(headers(number, head("/dear"))):
+        for event in server.receive(headers(number, head("/dear", ("content-length", "9")))):
             if isinstance(event, PlainCall):
                 respond(server, event, b"no")
         if server.connection.closed:
@@ -368,7 +379,7 @@ def test_an_answer_that_is_too_much_for_the_server_resets_its_stream_alone() -> 
 
 def test_windows_are_given_back_for_a_body_that_is_dropped() -> None:
     server = opened(Limits(stream_window=65_535, connection_window=65_535))
-    [call] = server.receive(headers(1, head("/refused")))
+    [call] = server.receive(headers(1, head("/refused", ("content-length", "1000000"))))
     for _ in range(20):
         server.receive(data(1, bytes(16_000)))
     updates = frames_of(server, WINDOW_UPDATE)

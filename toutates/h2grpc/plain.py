@@ -8,7 +8,7 @@ driver's verdict on its head or for what it makes the server hold. The driver an
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 from toutates.h2grpc.call import Call
 from toutates.h2grpc.events import Event, LargeRequest
@@ -26,6 +26,10 @@ from toutates.h2grpc.streams import HALF_CLOSED_REMOTE
 from toutates.h2grpc.windows import Windows
 
 __all__ = ["Admit", "PlainCall", "PlainHead", "PlainRequests"]
+
+
+#: Bytes of a refused request of unknown length that are dropped before it is answered, which else waits for its end.
+MOST_UNREAD: Final = 65_536
 
 
 class PlainHead(Protocol):
@@ -204,7 +208,9 @@ class PlainRequests:
         """The head of a request has come, and a body is to follow."""
         plain: PlainHead = call.head.plain
         if plain.refusal is not None:
-            self._hand_on(call, events)  # nobody wants to read what follows
+            # One that does not say how long it is mostly ends soon, and until then it may be found to be malformed.
+            if call.head.content_length is not None or plain.expects_continue:
+                self._hand_on(call, events)
         elif plain.expects_continue:
             self._responder.send_continue(call)
 
@@ -238,6 +244,10 @@ class PlainRequests:
     def feed(self, call: PlainCall, body: memoryview, events: list[Event]) -> None:
         """Add DATA, which is counted in ``received`` already."""
         if call.handed_on:
+            return
+        if call.head.plain.refusal is not None:
+            if call.received > MOST_UNREAD:
+                self._hand_on(call, events)
             return
         most = call.head.plain.max_body_size
         try:
