@@ -137,7 +137,7 @@ PATHS: Final = {
     "half an escape": (get("/v2/models/%f"), 404, "unknown model: '%f'"),
     "a long version": (get("/v2/models/dynamic/versions/" + "9" * 40), 400, "version"),
     "a version that is no number": (get("/v2/models/dynamic/versions/x"), 404, "Not Found"),
-    "a slash too many": (get("/v2/"), 404, "Not Found"),
+    "a slash too many": (get("/v2/models/"), 404, "Not Found"),
     "two slashes": (get("//v2"), 404, "Not Found"),
     "a fragment": (get("/v2#x"), 404, "Not Found"),
     "a query": (get("/v2?a=b&c=%00#"), 200, "triton"),
