@@ -71,6 +71,8 @@ def test_rest_is_answered_with_503_until_the_server_serves_and_connections_go_on
         assert not is_open(server.grpc)
 
         served = server.let_it_load()
+        # Of several processes, each hears a moment later that all of them are ready.
+        wait_until(lambda: peers[1].ask(asked[1]).status == 200)
         statuses = [peer.ask(request).status for peer, request in zip(peers, asked, strict=True)]
         assert 503 not in statuses
         assert statuses[:3] == [200] * 3
