@@ -122,7 +122,7 @@ def test_a_copy_without_git_can_be_built(tmp_path: Path) -> None:
     """As `docker build` does it."""
     for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
         shutil.copy(ROOT / name, tmp_path)
-    for folder in ("licenses", "toutates"):
+    for folder in ("licenses", "proto", "toutates"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
 
     def built(environment: Mapping[str, str]) -> str:
