@@ -41,27 +41,31 @@ class SeenShapes:
         return "; ".join(self._said)
 
     def note(self, outputs: Sequence[OutputArray], rows: int) -> None:
-        """Take in what a run has given.
+        """Take in what a run has given; arguments as for ``note_shapes``."""
+        self.note_shapes([array.shape for array in outputs], rows)
+
+    def note_shapes(self, shapes: Sequence[tuple[int, ...]], rows: int) -> None:
+        """Take in the shapes that a run has given.
 
         Args:
-            outputs: of the signature.
+            shapes: of the signature's outputs.
             rows: of the run, where the model is batched. An output with another number of them tells nothing.
         """
         batched = self._signature.batched
         self.most_rows = max(self.most_rows, rows if batched else 1)
-        for tensor, array in zip(self._signature.outputs, outputs, strict=True):
-            shape, declared = array.shape, tensor.graph_shape
+        for tensor, given in zip(self._signature.outputs, shapes, strict=True):
+            shape, declared = given, tensor.graph_shape
             if batched:
                 if shape[:1] != (rows,):
                     continue
                 shape = shape[1:]
             if len(shape) != len(declared):
                 if batched or declared:
-                    self._say(tensor, array.shape)
+                    self._say(tensor, given)
                 continue
             wrong = {at for at, size in enumerate(declared) if size not in (-1, shape[at])}
             if wrong:
-                self._say(tensor, array.shape)
+                self._say(tensor, given)
                 self._axes[tensor.name] = self._axes.get(tensor.name, set()) | wrong
 
     def _say(self, tensor: TensorSpec, given: Sequence[int]) -> None:

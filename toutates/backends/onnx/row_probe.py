@@ -25,11 +25,17 @@ __all__ = ["probe_rows"]
 #: Of a run that takes less, a probe takes no longer than to read the file.
 _QUICK_NS: Final = 50_000
 
+#: A file of so many bytes is read in less time than the shortest probe takes.
+_SMALL_BYTES: Final = 65_536
+
 #: A probe computes so many rows at least.
 _ROW_RUNS: Final = 8
 
-#: What was found, by the content of a file and by what else a probe depends on.
-_KNOWN: Final[Remembered[tuple[object, ...], Verdict]] = Remembered(1_024)
+#: The shapes of the outputs of a run, and how many rows went in.
+Run = tuple[list[tuple[int, ...]], int]
+
+#: What was found, and the runs, by the content of a file and by what else a probe depends on.
+_KNOWN: Final[Remembered[tuple[object, ...], tuple[Verdict, list[Run]]]] = Remembered(1_024)
 
 
 def probe_rows(
@@ -67,6 +73,7 @@ def probe_rows(
             why = "the warm-up has not run both a row and several, and the provider prepares each shape anew"
             return Verdict(skipped=f"{NOT_TRIED}{why}; write samples of 1 row and of 4, of the same dims")
         joint_rows = min(sizes - {1})
+    runs: list[Run] = []
     ragged = session.ragged if isinstance(session, RaggedBackend) else None
     run = partial(
         probe,
@@ -79,18 +86,19 @@ def probe_rows(
         run_joined=session.run_each if isinstance(session, RaggedBackend) else None,
         uncounted=tuple(ragged.outputs) if ragged is not None else (),
         joint_rows=joint_rows,
-        on_run=seen.note if seen is not None else lambda outputs, rows: None,
+        on_run=lambda outputs, rows: runs.append(([array.shape for array in outputs], rows)),
     )
     digest = _digest(path, configuration.folder.size, row_ns) if ragged is None else b""
-    if not digest:
-        return run()
     key = (digest, graph, settings.joined_by, tuple((lengths or {}).items()), tuple(providers), joint_rows)
-    known = _KNOWN.get(key)
+    known = _KNOWN.get(key) if digest else None
     if known is None:
-        known = run()
-        if not known.skipped:  # which may be different when the machine is less busy
+        known = run(), runs
+        if digest and not known[0].skipped:  # which may be different when the machine is less busy
             _KNOWN.put(key, known)
-    return known
+    if seen is not None:
+        for shapes, rows in known[1]:
+            seen.note_shapes(shapes, rows)
+    return known[0]
 
 
 def _digest(path: Path, size: int | None, row_ns: int) -> bytes:
@@ -102,7 +110,7 @@ def _digest(path: Path, size: int | None, row_ns: int) -> bytes:
         row_ns: how long a run of one row takes, nanoseconds.
     """
     # It is read at a byte or two in each nanosecond.
-    if size is None or row_ns < _QUICK_NS or size > _ROW_RUNS * row_ns:
+    if size is None or (size > _SMALL_BYTES and (row_ns < _QUICK_NS or size > _ROW_RUNS * row_ns)):
         return b""
     try:
         with path.open("rb") as file:
