@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from toutates.protocol.signature import Signature
 from toutates.protocol.strings import StringRows
 from toutates.system.errors import RequestError, TooLate
 
-__all__ = ["Contents", "Left", "Row", "about", "any_waits", "contents_of", "rows_of", "take_left", "with_left"]
+__all__ = ["Contents", "Row", "about", "any_waits", "contents_of", "rows_of", "run_wanted"]
 
 #: One request of a batch: its first row, its rows, the number of its port, and itself.
 Row = tuple[int, int, int, PendingRequest]
@@ -32,21 +32,29 @@ def rows_of(batch: Batch) -> list[Row]:
     return requests
 
 
-#: What becomes of a request that is not run, because its caller does not wait any more.
-Left = tuple[int, PendingRequest, Outputs | RequestError]
+#: Of a request that is not run, because its caller does not wait any more.
 _LEFT: Final = TooLate("Deadline Exceeded")
 
 
-def take_left(requests: list[Row], ports: Sequence[Consumer]) -> list[Left]:
-    """Take those requests out whose callers do not wait any more; returns what becomes of them.
+def run_wanted(
+    batch: Batch, ports: Sequence[Consumer], run: Callable[[Batch, list[Row]], Outputs | Separate]
+) -> Outputs | Separate:
+    """Run the requests of a batch whose callers still wait: a model that sees requests may work on each for long.
 
-    A model that sees requests may work on each for long, so they are not given to it.
+    Args:
+        batch: the batch.
+        ports: the consumers, by number of their port.
+        run: runs some requests of the batch, at least one.
     """
+    requests: list[Row] = []
+    left: list[Row] = []
     now_ns = time.monotonic_ns()
-    left = [row for row in requests if not ports[row[2]].is_wanted(row[3][0], now_ns)]
-    for row in left:
-        requests.remove(row)
-    return [(port, request, _LEFT) for _, _, port, request in left]
+    for row in rows_of(batch):
+        (requests if ports[row[2]].is_wanted(row[3][0], now_ns) else left).append(row)
+    if not left:
+        return run(batch, requests)
+    outcomes = [(port, request, _LEFT) for _, _, port, request in left]
+    return _with_others(run(batch, requests) if requests else Separate([]), batch, requests, outcomes)
 
 
 def any_waits(requests: Sequence[Row], ports: Sequence[Consumer]) -> bool:
@@ -55,19 +63,17 @@ def any_waits(requests: Sequence[Row], ports: Sequence[Consumer]) -> bool:
     return any(ports[port].is_wanted(request[0], now_ns) for _, _, port, request in requests)
 
 
-def with_left(outcome: Outputs | Separate, batch: Batch, requests: list[Row], left: list[Left]) -> Separate:
-    """The outcome of a batch of which some requests were not run.
-
-    Args:
-        outcome: of those that were.
-        batch: the batch.
-        requests: that were run.
-        left: what becomes of the others.
-    """
+def _with_others(
+    outcome: Outputs | Separate,
+    batch: Batch,
+    requests: list[Row],
+    others: Sequence[tuple[int, PendingRequest, RequestError]],
+) -> Separate:
+    """The outcome of ``requests`` of a batch, and that of its other requests, as one."""
     if isinstance(outcome, Separate):
-        return Separate([*left, *outcome.outcomes])
+        return Separate([*others, *outcome.outcomes])
     parts = [(port, request, outcome.part(first, rows, batch.rows)) for first, rows, port, request in requests]
-    return Separate([*left, *parts])
+    return Separate([*others, *parts])
 
 
 def about(row: Row, ports: Sequence[Consumer], signature: Signature) -> dict[str, Any]:

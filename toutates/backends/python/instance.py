@@ -33,7 +33,7 @@ from toutates.backends.python.loads import LoadsModels
 from toutates.backends.python.process import Failed, ModelProcess, ProcessEnded
 from toutates.backends.python.process_calls import ProcessCalls
 from toutates.backends.python.results import Results
-from toutates.backends.rows import Contents, Row, about, any_waits, contents_of, rows_of, take_left, with_left
+from toutates.backends.rows import Contents, Row, about, any_waits, contents_of, rows_of, run_wanted
 from toutates.engine.lane import Batch, Lane, PackedLane
 from toutates.engine.open_request import Responses
 from toutates.engine.result import Outputs, PendingRequest, Separate
@@ -162,11 +162,9 @@ class PythonInstance:
     def run(self, batch: Batch, first: int, rows: int) -> Outputs | Separate:
         """Run a batch. See ``Backend``: an error of the model's is the outcome of its requests, and nothing raises."""
         self.started_ns = self.ended_ns = time.monotonic_ns()
-        requests = rows_of(batch)
-        left = [] if self._stacked or self.keeps_places else take_left(requests, self.ports)
-        if not left:
-            return self._run_requests(batch, requests)
-        return with_left(self._run_requests(batch, requests) if requests else Separate([]), batch, requests, left)
+        if self._stacked or self.keeps_places:
+            return self._run_requests(batch, rows_of(batch))
+        return run_wanted(batch, self.ports, self._run_requests)
 
     def _run_requests(self, batch: Batch, requests: list[Row]) -> Outputs | Separate:
         try:

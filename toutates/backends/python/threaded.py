@@ -31,7 +31,7 @@ from toutates.backends.python.deviations import Deviations
 from toutates.backends.python.output import PrintedOutput
 from toutates.backends.python.results import Results
 from toutates.backends.python.thread_caller import note_loading, note_waits
-from toutates.backends.rows import Row, about, any_waits, contents_of, rows_of, take_left, with_left
+from toutates.backends.rows import Row, about, any_waits, contents_of, rows_of, run_wanted
 from toutates.engine.lane import Batch, PackedLane
 from toutates.engine.open_request import Responses
 from toutates.engine.packing import LARGE_OUTPUT_BYTES
@@ -130,11 +130,9 @@ class ThreadInstance:
         if threading.get_ident() != self._thread:
             self.enter()
         self.started_ns = self.ended_ns = time.monotonic_ns()
-        requests = rows_of(batch)
-        left = [] if self._stacked or self.keeps_places else take_left(requests, self.ports)
-        if not left:
-            return self._run_requests(batch, requests)
-        return with_left(self._run_requests(batch, requests) if requests else Separate([]), batch, requests, left)
+        if self._stacked or self.keeps_places:
+            return self._run_requests(batch, rows_of(batch))
+        return run_wanted(batch, self.ports, self._run_requests)
 
     def _run_requests(self, batch: Batch, requests: list[Row]) -> Outputs | Separate:
         before = [sys.getrefcount(array) for array in batch.arrays]
