@@ -127,7 +127,7 @@ class Paced(threading.Event):
 
 
 class Clients:
-    """Clients that make requests until the block ends, which raises what one of them has."""
+    """Clients that make requests until the block ends; ``check`` raises what one of them has raised."""
 
     def __init__(self) -> None:
         self._stop = threading.Event()
@@ -172,12 +172,14 @@ def lose_nothing_on_old_and_idle_connections(
     hits: int,
 ) -> None:
     flags = [word for name, value in limits.items() for word in ("--limit", f"{name}={value}")]
-    with running(repository, folder, [*SERVED, *flags]) as server, Clients() as all_clients:
-        for client in clients:
-            for pause_s in pauses_s:
-                all_clients.start(client, f"127.0.0.1:{server.rest_port}", pause_s)
-        wait_until(lambda: all_clients.lost or all(limit_hits(server, name) >= hits for name in limits), 0.1)
-        all_clients.wait_answered(1)
+    with running(repository, folder, [*SERVED, *flags]) as server:
+        with Clients() as all_clients:
+            for client in clients:
+                for pause_s in pauses_s:
+                    all_clients.start(client, f"127.0.0.1:{server.rest_port}", pause_s)
+            wait_until(lambda: all_clients.lost or all(limit_hits(server, name) >= hits for name in limits), 0.1)
+            all_clients.wait_answered(1)
+        all_clients.check()  # those that were under way when the block ended, too
 
 
 def test_connections_that_are_old_or_idle_end_without_a_lost_request(repository: Path, tmp_path: Path) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,17 +10,18 @@ import numpy.testing as npt
 import pytest
 import requests
 
+from tests.docs_blocks import code_blocks
 from tests.e2e.process import ServerProcess, running
 from tests.text_models import WORDS, hidden, ids_of, make_folder
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "langchain.md").read_text()
+PAGE = "langchain.md"
 POOLING = ("1_Pooling", "sentence_transformers.models.Pooling", {"pooling_mode_mean_tokens": True})
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     models = tmp_path_factory.mktemp("models")
-    yaml, pbtxt = "".join(_blocks("yaml")), _blocks("")[-1]
+    yaml, pbtxt = "".join(code_blocks(PAGE, "yaml")), code_blocks(PAGE, "")[-1]
     for name, file, text in (("minilm", "", ""), ("by_yaml", "config.yaml", yaml), ("by_pbtxt", "config.pbtxt", pbtxt)):
         path = make_folder(models / name, modules=[POOLING])
         if file:
@@ -30,11 +29,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with running(models, tmp_path_factory.mktemp("server"), ("--http-addr", "127.0.0.1:0")) as process:
         yield process
         assert process.stop() == 0
-
-
-def _blocks(kind: str) -> list[str]:
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    return [text for own, text in blocks if own == kind]
 
 
 def embed(server: ServerProcess, model: str, given: Any) -> requests.Response:
@@ -77,7 +71,7 @@ def test_ids_are_held_to_the_same_by_the_other_apis(server: ServerProcess, path:
 
 def test_the_code_of_the_page_works(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")
-    [code], [printed] = _blocks("python"), _blocks("text")
+    [code], [printed] = code_blocks(PAGE, "python"), code_blocks(PAGE, "text")
     names: dict[str, Any] = {}
     exec(code.replace("localhost:8000", f"127.0.0.1:{server.rest_port}"), names)
     assert capsys.readouterr().out == printed

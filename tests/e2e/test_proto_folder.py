@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 import requests
 
+from tests.docs_blocks import code_blocks
 from tests.e2e.process import ServerProcess, running
 from toutates.command.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = {path.name: path.read_bytes() for path in (ROOT / "proto").glob("*.proto")}
-PAGE = (ROOT / "docs" / "grpc-clients.md").read_text()
+PAGE = "grpc-clients.md"
 NODE_PACKAGES = ("@grpc/grpc-js", "@grpc/proto-loader")
 
 
@@ -29,11 +30,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with running(folder / "models", folder, ("--http-addr", "127.0.0.1:0")) as process:
         yield process
         assert process.stop() == 0
-
-
-def blocks(kind: str) -> list[str]:
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    return [text for own, text in found if own == kind]
 
 
 def test_a_server_hands_the_files_out(server: ServerProcess) -> None:
@@ -138,7 +134,7 @@ def node_modules(request: pytest.FixtureRequest) -> Path:
 def test_grpc_js_works_from_the_folder_as_the_page_says(
     server: ServerProcess, node_modules: Path, tmp_path: Path
 ) -> None:
-    [code], [printed] = blocks("js"), blocks("text")
+    [code], [printed] = code_blocks(PAGE, "js"), code_blocks(PAGE, "text")
     shutil.copytree(ROOT / "proto", tmp_path / "proto")
     (tmp_path / "client.js").write_text(code.replace("localhost:8001", f"127.0.0.1:{server.port}"))
     environment = {**os.environ, "NODE_PATH": str(node_modules)}

@@ -23,8 +23,8 @@ from h2.exceptions import ProtocolError
 
 from tests.certificates import Files, issue
 from tests.e2e.process import ServerProcess, running
+from tests.e2e.wire import PLAIN, Client, framed
 from tests.e2e.wire import Answer as StreamAnswer
-from tests.e2e.wire import Client, framed
 from tests.h2grpc.support import DATA, END_STREAM, GOAWAY, HEADERS, data, parse
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest, ModelInferResponse, ServerLiveResponse
 
@@ -94,13 +94,8 @@ def client_of(port: int, files: Files | None = None) -> Iterator[Client]:
 
 def start(client: Client, method: str, path: str, fields: Fields = (), *, end: bool = False) -> int:
     """Send the head of a request that is no gRPC."""
-    usual = {":method": method, ":scheme": "http", ":authority": "here", ":path": path, **dict(fields)}
-    stream_id = client.connection.get_next_available_stream_id()
-    pairs = [(name, value) for name, value in usual.items() if value]
-    client.connection.send_headers(stream_id, pairs, end_stream=end)
-    client.answers[stream_id] = StreamAnswer()
-    client.flush()
-    return stream_id
+    own = {**dict(PLAIN), ":method": method, ":authority": "here", **dict(fields)}
+    return client.start(path, list(own.items()), end=end)
 
 
 def ask(client: Client, method: str, path: str, body: bytes | None = None, fields: Fields = ()) -> StreamAnswer:

@@ -20,7 +20,7 @@ from h2.events import (
     TrailersReceived,
 )
 
-__all__ = ["Answer", "Client", "client_of", "framed"]
+__all__ = ["PLAIN", "Answer", "Client", "client_of", "framed"]
 
 _HEADERS: Final = {
     ":method": "POST",
@@ -29,6 +29,8 @@ _HEADERS: Final = {
     "te": "trailers",
     "content-type": "application/grpc",
 }
+#: Headers in the place of the usual ones, for a request that is no gRPC.
+PLAIN: Final = (("te", ""), ("content-type", ""))
 _SECONDS: Final = 120.0
 _DEFAULT_FRAME_SIZE: Final = 16_384
 
@@ -76,18 +78,20 @@ class Client:
         """Send what is due."""
         self.sock.sendall(self.connection.data_to_send())
 
-    def start(self, path: str, headers: Sequence[tuple[str, str]] = ()) -> int:
+    def start(self, path: str, headers: Sequence[tuple[str, str]] = (), *, end: bool = False) -> int:
         """Send a request's headers; returns its stream.
 
         Args:
             path: of the method.
-            headers: beside the usual ones or in their place; one that is empty is left out.
+            headers: beside the usual ones or in their place; one that is empty is left out. ``PLAIN`` leaves out
+                what makes it a call of gRPC.
+            end: whether the request ends with them.
         """
         stream_id = self.connection.get_next_available_stream_id()
         usual = {**_HEADERS, ":path": path}
         fields = [pair for pair in usual.items() if pair[0] not in dict(headers)] + list(headers)
         ordered = sorted(fields, key=lambda pair: not pair[0].startswith(":"))
-        self.connection.send_headers(stream_id, [(name, value) for name, value in ordered if value])
+        self.connection.send_headers(stream_id, [(name, value) for name, value in ordered if value], end_stream=end)
         self.answers[stream_id] = Answer()
         self.flush()
         return stream_id
