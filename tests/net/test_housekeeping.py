@@ -9,17 +9,23 @@ from dataclasses import dataclass
 import pytest
 
 from tests.h2grpc.support import (
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
     OPENING,
     REQUEST_BLOCK,
     STREAM_BLOCK,
+    Judge,
     Server,
+    block,
     data,
     headers,
     message,
     unary,
     window_update,
 )
-from toutates.h2grpc import Limits, ServerConnection
+from toutates.h2grpc import Limits, PlainCall, ServerConnection
+from toutates.h2grpc.headers import ResponseBlock
 from toutates.net.housekeeping import LONGEST_INTERVAL_NS, VISITS_AT_ONCE, Duty, Finding, Housekeeper, Traffic
 from toutates.net.transport import Transport
 
@@ -53,10 +59,10 @@ class House:
     def __init__(self, limits: Limits, budget: int = 10**9) -> None:
         self.limits = limits
         self.keeper = Housekeeper(limits, budget)
-        self.now_ns = 0
+        self.now_ns = self.visited_ns = 0
 
     def link(self, opening: bytes = OPENING, age_factor: float = 1.0) -> FakeLink:
-        server = Server(self.limits)
+        server = Server(self.limits, admit=Judge())
         link = FakeLink(server, server.connection, self.now_ns, self.now_ns)
         link.take(opening, self.now_ns)
         self.keeper.add(link, self.now_ns, age_factor)
@@ -65,8 +71,8 @@ class House:
     def pass_time(self, seconds: float) -> Iterator[tuple[float, FakeLink, Finding]]:
         """Time goes by; what the visits found, and when."""
         until_ns = self.now_ns + int(seconds * SECOND)
-        while self.now_ns + self.keeper.pause_ns <= until_ns:
-            self.now_ns += self.keeper.pause_ns
+        while self.visited_ns + self.keeper.pause_ns <= until_ns:
+            self.now_ns = self.visited_ns = self.visited_ns + self.keeper.pause_ns
             for link, finding in list(self.keeper.visit(self.now_ns)):
                 assert isinstance(link, FakeLink)
                 yield self.now_ns / SECOND, link, finding
@@ -209,6 +215,90 @@ def test_old_connection_is_told_to_leave_and_ended_once_its_grace_is_over() -> N
     assert finished[2].duty is Duty.FINISH_LEAVING
     assert (ended[2].duty, ended[2].limit) == (Duty.END, "connection_age_grace")
     assert 30 <= ended[0] - left[0] <= 34
+
+
+PLAIN = block([(":method", "GET"), (":scheme", "http"), (":path", "/"), (":authority", "test")])
+ANSWER = ResponseBlock([(b":status", b"200")])
+
+
+class PlainClient:
+    """Requests of plain HTTP on one connection of a house, whose driver does what is found."""
+
+    def __init__(self, house: House) -> None:
+        self.house = house
+        self.link = house.link()
+        self._open: list[PlainCall] = []
+
+    def begin(self) -> None:
+        stream_id = 2 * self.link.connection.calls_begun + 1
+        [call] = self.link.server.receive(headers(stream_id, PLAIN, END_HEADERS | END_STREAM))
+        assert isinstance(call, PlainCall)
+        self._open.append(call)
+
+    def end(self) -> None:
+        """The oldest request is answered."""
+        self.link.connection.responder.respond(self._open.pop(0), ANSWER, (b"x",), 1)
+
+    def pass_time(self, seconds: float) -> list[tuple[float, Duty]]:
+        """What was found, GOAWAYs among it as ``FINISH_LEAVING``."""
+        found: list[tuple[float, Duty]] = []
+        for at, _, finding in self.house.pass_time(seconds):
+            if finding.duty is Duty.LEAVE:
+                self.link.connection.begin_shutdown(finding.text)
+            elif finding.duty is Duty.FINISH_LEAVING:
+                self.link.connection.finish_shutdown()
+            found.append((at, finding.duty))
+        return found
+
+    @property
+    def goodbyes(self) -> int:
+        self.link.connection.say_goodbye()
+        return [one.type for one in self.link.server.frames()].count(GOAWAY)
+
+
+@pytest.mark.parametrize(("grace_s", "length"), [(math.inf, 2), (30, 2), (30, 5), (1, 0.5)])
+def test_old_connection_that_goes_on_beside_other_requests_is_told_and_then_has_its_grace(
+    grace_s: float, length: float
+) -> None:
+    client = PlainClient(House(Limits(max_age_s=100, max_age_grace_s=grace_s, keepalive_time_s=math.inf)))
+    found: list[tuple[float, Duty]] = []
+    while len(found) < 2:  # one request or more is under way at any moment, and rarely two of them
+        client.begin()
+        found += client.pass_time(0.1)
+        if client.house.now_ns > 2 * SECOND:
+            client.end()
+        found += client.pass_time(length)
+        assert client.house.now_ns < 200 * SECOND, "it is never told"
+    (left_at, left), (told_at, told), *ends = found
+    assert (left, told) == (Duty.LEAVE, Duty.FINISH_LEAVING)
+    assert 5.5 <= told_at - left_at <= 8
+    assert client.goodbyes == 1
+    ends += client.pass_time(100)  # the last request takes as long
+    if grace_s < math.inf:
+        at, duty = ends[0]
+        assert duty is Duty.END
+        assert grace_s <= at - told_at <= grace_s + 2.1
+    else:
+        assert ends == []
+
+
+@pytest.mark.parametrize("silence_s", [0, 3, 5])
+def test_request_that_is_waited_for_has_all_of_the_grace(silence_s: float) -> None:
+    client = PlainClient(House(Limits(max_age_s=100, max_age_grace_s=4, keepalive_time_s=math.inf)))
+    client.begin()
+    client.end()
+    found: list[tuple[float, Duty]] = []
+    while not found:
+        found = client.pass_time(0.5)
+    assert [duty for _, duty in found] == [Duty.LEAVE]
+    assert client.pass_time(silence_s) == []
+    client.begin()
+    began_at = client.house.now_ns / SECOND
+    assert client.pass_time(3.5) == []
+    assert client.goodbyes == 0
+    at, duty = client.pass_time(4)[0]
+    assert duty is Duty.END
+    assert 4 <= at - began_at <= 7
 
 
 def test_ages_may_vary_so_that_clients_do_not_all_come_back_at_once() -> None:

@@ -101,10 +101,14 @@ class _Notes:
     sent_bytes: int = 0
     ping_ns: int = 0
     seems_gone: bool = False
+    #: when the peer was told to leave, or is to be told by an answer; and the number of the call which that is the
+    #: answer to, if the peer makes one after the other
     left_ns: int = 0
+    last_call: int = 0
     finished_leaving: bool = False
-    #: whether calls were under way
+    #: whether calls were under way, and since when without a break
     busy: bool = False
+    busy_since_ns: int = 0
 
 
 class Housekeeper:
@@ -277,8 +281,9 @@ class Housekeeper:
         if notes.ping_ns > transport.last_read_ns:
             if now_ns - notes.ping_ns >= self._keepalive_timeout_ns:
                 if transport.connection.told_by_answers:  # it has no answer to a PING
-                    notes.left_ns = now_ns
-                    return Finding(Duty.LEAVE, "keepalive_timeout", "nothing was heard of the peer")
+                    return _leave(
+                        transport.connection, notes, now_ns, "keepalive_timeout", "nothing was heard of the peer"
+                    )
                 if notes.seems_gone:
                     return Finding(Duty.DROP, "keepalive_timeout", "the peer does not answer")
                 notes.seems_gone = True  # its answer may be there, unread behind what made this visit late
@@ -291,15 +296,23 @@ class Housekeeper:
     def _judge_leaving(self, transport: Transport, notes: _Notes, now_ns: int) -> Finding | None:
         if not notes.left_ns:
             return None
-        connection, since_ns, goodbye_ns = transport.connection, notes.left_ns, GOODBYE_NS
+        connection, grace_from_ns = transport.connection, notes.left_ns
+        since_ns, goodbye_ns, awaited = notes.left_ns, GOODBYE_NS, False
         if connection.told_by_answers:  # it is told by the answer to its next request
             _note_calls(connection, notes, now_ns)
-            since_ns, goodbye_ns = max(since_ns, notes.idle_since_ns), SILENCE_NS
-        awaited = connection.told_by_answers and not (connection.open_calls or notes.finished_leaving)
-        if now_ns - notes.left_ns >= self._age_grace_ns and not awaited:
+            grace_from_ns = since_ns = max(notes.left_ns, notes.busy_since_ns)
+            goodbye_ns = SILENCE_NS
+            # One that goes on beside other requests has no answer that is the last, and is told without one.
+            goes_on = connection.calls_begun > notes.last_call
+            if not goes_on:
+                since_ns = max(since_ns, notes.idle_since_ns)
+            awaited = (goes_on or not connection.open_calls) and not notes.finished_leaving
+        if now_ns - grace_from_ns >= self._age_grace_ns and not awaited:
             return Finding(Duty.END, "connection_age_grace", "calls did not end in time on an old connection")
         if not notes.finished_leaving and now_ns - since_ns >= goodbye_ns:
             notes.finished_leaving = True
+            if connection.told_by_answers:
+                notes.left_ns = now_ns  # it is told only now, so that its grace begins
             return Finding(Duty.FINISH_LEAVING)
         return None
 
@@ -308,17 +321,25 @@ class Housekeeper:
         if notes.left_ns:
             return None
         if now_ns - transport.opened_ns >= notes.age_ns:
-            notes.left_ns = now_ns
-            return Finding(Duty.LEAVE, "connection_age", "the connection has reached its maximum age")
+            text = "the connection has reached its maximum age"
+            return _leave(transport.connection, notes, now_ns, "connection_age", text)
         if now_ns - notes.idle_since_ns >= self._idle_ns:
-            notes.left_ns = now_ns
-            return Finding(Duty.LEAVE, "connection_idle", "the connection is idle")
+            return _leave(transport.connection, notes, now_ns, "connection_idle", "the connection is idle")
         return None
+
+
+def _leave(connection: Connection, notes: _Notes, now_ns: int, limit: str, text: str) -> Finding:
+    """A peer is to leave: with its calls, or with its next one where it has none."""
+    notes.left_ns = now_ns
+    notes.last_call = connection.calls_begun + (not connection.open_calls)
+    return Finding(Duty.LEAVE, limit, text)
 
 
 def _note_calls(connection: Connection, notes: _Notes, now_ns: int) -> None:
     """See whether a connection has calls, or had some since the last visit."""
     calls, busy = connection.calls_begun, connection.open_calls > 0
+    if busy and not notes.busy:
+        notes.busy_since_ns = now_ns
     if busy or notes.busy or calls != notes.calls:
         notes.idle_since_ns = now_ns
         notes.calls, notes.busy = calls, busy
