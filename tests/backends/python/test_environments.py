@@ -11,6 +11,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -65,6 +66,28 @@ def test_an_archive_is_unpacked_once(tmp_path: Path) -> None:
     assert environments.interpreter(str(link), tmp_path) == first
     assert first.environment["CONDA_PREFIX"]
     assert Path(first.command[0]).exists()
+
+
+def test_an_environment_is_let_go_while_another_one_is_unpacked(tmp_path: Path) -> None:
+    archive = make_archive(tmp_path / "env.tar.gz", {"bin/activate": "", "bin/python": PROGRAM})
+    environments = Environments()
+    first = environments.interpreter(str(archive), tmp_path)
+    os.mkfifo(slow := tmp_path / "slow.tar")
+
+    def unpack() -> None:
+        with pytest.raises(ModelLoadError, match="cannot be used"):
+            environments.interpreter(str(slow), tmp_path)
+
+    unpacking = Thread(target=unpack, daemon=True)
+    unpacking.start()
+    with slow.open("wb") as content:  # opened once the other side reads
+        letting_go = Thread(target=first.release, daemon=True)
+        letting_go.start()
+        wait_until(lambda: not letting_go.is_alive())
+        wait_until(lambda: not Path(first.command[0]).exists())
+        assert unpacking.is_alive()
+        content.write(b"no archive")
+    unpacking.join()
 
 
 @pytest.mark.parametrize("name", ["../evil", "/tmp/toutates-evil", "bin/../../evil"])

@@ -30,6 +30,9 @@ class Environments:
     """Finds, and unpacks, the environments of models. Any thread may use it."""
 
     def __init__(self) -> None:
+        #: held while an archive is unpacked, which takes long
+        self._unpacking = threading.Lock()
+        #: of ``_unpacked`` and ``_uses``, for constant time: models are freed on the main thread
         self._lock = threading.Lock()
         self._folder: Path | None = None
         #: by path, size and time of an archive
@@ -97,11 +100,12 @@ class Environments:
     def _unpack(self, archive: Path) -> Path:
         status = archive.stat()
         key = str(archive), status.st_size, status.st_mtime_ns
-        with self._lock:
-            known = self._unpacked.get(key)
-            if known is not None and known.is_dir():
-                self._uses[known] += 1
-                return known
+        with self._unpacking:
+            with self._lock:
+                known = self._unpacked.get(key)
+                if known is not None and known.is_dir():
+                    self._uses[known] += 1
+                    return known
             if self._folder is None:
                 self._folder = Path(tempfile.mkdtemp(prefix="toutates-environments-"))
                 weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
@@ -113,6 +117,7 @@ class Environments:
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
-            self._unpacked[key] = folder
-            self._uses[folder] = 1
+            with self._lock:
+                self._unpacked[key] = folder
+                self._uses[folder] = 1
             return folder
