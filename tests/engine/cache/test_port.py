@@ -226,6 +226,34 @@ def test_nobody_waits_for_a_version_whose_answers_have_lacked_an_output(inner: I
     assert len(inner.added) == 3
 
 
+@pytest.mark.parametrize("refusal", [Overloaded("full"), MemoryError()])
+def test_each_that_waits_hears_of_an_answer_that_is_not_its_own_and_cannot_be_computed(
+    inner: Inner, refusal: Exception
+) -> None:
+    servable, _ = cached(inner)
+    caller = Caller(servable)
+    lacking = outputs_of(2)
+    lacking.missing = (1,)
+    for name in ("first", "gone", "waits", "waits too"):
+        caller.send(name, 1)
+
+    class Results(dict[str, BatchResult]):
+        """Of a caller whose connection breaks while it is told."""
+
+        def __setitem__(self, name: str, result: BatchResult) -> None:
+            if name == "gone":
+                raise BrokenPipeError
+            super().__setitem__(name, result)
+
+    caller.results = Results()
+    inner.refusal = refusal
+    inner.answer(lacking)
+    assert len(inner.added) == 1
+    text = str(refusal) or "internal error"
+    for name in ("waits", "waits too"):
+        assert str(caller.results[name].error) == text
+
+
 def test_a_refused_request_leaves_nothing_behind(inner: Inner) -> None:
     servable, _ = cached(inner)
     caller = Caller(servable)

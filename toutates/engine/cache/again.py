@@ -8,9 +8,8 @@ from typing import Any
 
 from toutates.engine.calls import Calls, ModelCall, Outcome
 from toutates.engine.lane import RowShapes
-from toutates.engine.result import BatchResult, Outputs, PendingRequest, Timing
+from toutates.engine.result import BatchResult, Outputs, PendingRequest
 from toutates.engine.servable import Buffer, Consumer, Servable
-from toutates.system.errors import RequestError
 
 __all__ = ["Again", "Asked"]
 
@@ -45,17 +44,20 @@ class Again:
         self._servable = servable
         self._calls = Calls(model, number, servable)
 
-    def compute(self, asked: Asked, rows: int, context: Any, consumer: Consumer, timing: Timing) -> None:
-        """Have a request computed.
+    def compute(self, asked: Asked, rows: int, waiting: Sequence[tuple[Consumer, Any]]) -> None:
+        """Have requests computed that ask for the same. What goes wrong with one is its own outcome.
 
         Args:
-            asked: what it asks for.
-            rows: of it.
-            context: of it.
-            consumer: whose request it is, and who is told.
-            timing: of what it has waited for.
+            asked: what they ask for.
+            rows: of each.
+            waiting: whose requests they are, who is told, and their contexts.
         """
+        inputs = self._servable.signature.inputs
+        shapes = tuple([(index, inputs[index].to_wire(shape)) for index, shape in asked.shapes])
+        calls = [self._call(asked, rows, consumer, context) for consumer, context in waiting]
+        self._calls.submit_each(calls, shapes, [asked.contents] * len(calls))
 
+    def _call(self, asked: Asked, rows: int, consumer: Consumer, context: Any) -> ModelCall:
         def tell(outcome: Outcome) -> None:
             outputs = outcome.outputs
             if outputs is not None and outcome.is_whole:
@@ -63,7 +65,7 @@ class Again:
             pending: list[PendingRequest] = [(context, outcome.first, rows, None)]
             consumer.finish(BatchResult(pending, outputs, outcome.error, outcome.timing))
 
-        call = ModelCall(
+        return ModelCall(
             rows,
             tell,
             asked.outputs,
@@ -71,12 +73,6 @@ class Again:
             requests=((rows, 0),),
             about=lambda: consumer.about(context),
         )
-        inputs = self._servable.signature.inputs
-        shapes = tuple([(index, inputs[index].to_wire(shape)) for index, shape in asked.shapes])
-        try:
-            self._calls.submit(call, shapes, asked.contents)
-        except RequestError as error:
-            consumer.finish(BatchResult([(context, 0, rows, None)], None, error, timing))
 
     def _with_whole_texts(self, outputs: Outputs, rows: int) -> Outputs:
         """Outputs that were joined of several batches: their BYTES are no rows."""

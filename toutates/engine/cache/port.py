@@ -410,7 +410,10 @@ class CachingPort:
         if not waiting:
             return
         if error is None and (outputs is None or outputs.missing):
-            self._compute(computed, waiting, timing)
+            # An answer that is not theirs. They stay counted as found.
+            assert computed.asked is not None
+            rows = waiting[0][2]  # which the key has
+            version.again.compute(computed.asked, rows, [(port._consumer, context) for port, context, _ in waiting])
             return
         if outputs is not None:
             done = timing.done_ns
@@ -422,13 +425,6 @@ class CachingPort:
             # Another port's requests belong to another thread.
             own = finish if port is self else port._consumer.finish
             own(BatchResult(pending, outputs, error, timing))
-
-    def _compute(self, computed: Computed, waiting: Sequence[tuple[CachingPort, Any, int]], timing: Timing) -> None:
-        """Compute those that have waited for an answer that is not theirs. They stay counted as found."""
-        asked = computed.asked
-        assert asked is not None
-        for port, context, rows in waiting:
-            self._version.again.compute(asked, rows, context, port._consumer, timing)
 
     # --- what the version asks of a request, in any thread -----------------------------------------------------------
 
