@@ -6,6 +6,7 @@ needed. Numbers of fields are those of ``onnx.proto``.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -83,6 +84,7 @@ class GraphFile:
             self._has_subgraphs = reader.has_subgraphs or not reader.has_graph
         #: tensors whose values are in other files
         self.external = tuple(reader.external)
+        self._digest = reader.digest
 
     def has_subgraphs(self) -> bool:
         """Whether an operator has a graph of its own, as If, Loop and Scan have.
@@ -96,6 +98,17 @@ class GraphFile:
             is_read = reader.read(self._path) and self.identity == _identity(self._path)
             self._has_subgraphs = known = reader.has_subgraphs or not (is_read and reader.has_graph)
         return known
+
+    def digest(self) -> bytes:
+        """The SHA-256 of a graph that is all in this file; empty of others, and where the file was replaced."""
+        if self.external or self._digest:
+            return b"" if self.external else self._digest
+        try:
+            with open(self._path, "rb", buffering=0) as file:
+                is_same = self.identity == identity_of(os.fstat(file.fileno()))
+                return hashlib.file_digest(file, "sha256").digest() if is_same else b""
+        except OSError:  # it has just been removed
+            return b""
 
     def facts(self) -> GraphFacts:
         """What the operators compute with; some 20 us for each node. Of what cannot be read nothing is known."""
@@ -124,6 +137,8 @@ class _Reader:
         self._content: bytes | FileBytes = b""
         self._may_have_external = False
         self.external: list[External] = []
+        #: of a small file
+        self.digest = b""
         self.has_graph = self.has_subgraphs = self.is_random = self.is_inexact = False
 
     def read(self, path: Path) -> bool:
@@ -146,7 +161,11 @@ class _Reader:
         try:
             identity = identity_of(os.fstat(descriptor))
             is_small = identity[2] <= _SMALL_BYTES
-            self._content = os.read(descriptor, _SMALL_BYTES) if is_small else FileBytes(descriptor, identity[2])
+            if is_small:
+                self._content = os.read(descriptor, _SMALL_BYTES)
+                self.digest = hashlib.sha256(self._content).digest()
+            else:
+                self._content = FileBytes(descriptor, identity[2])
             self._may_have_external = isinstance(self._content, FileBytes) or _LOCATION in self._content
             if self._may_have_external:
                 self._read_model()

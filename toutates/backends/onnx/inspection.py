@@ -72,11 +72,11 @@ def inspect_graph(
         config_entries=(("session.disable_prepacking", "1"),),
     )
     with explained(folder):
-        session = GraphFiles().read(
+        session, graph_file = GraphFiles().read(
             folder,
             folder.model_path,
             f"model '{model}' version {folder.number}",
-            lambda source: load_session(source.path, on_cpu, weights=source.weights),
+            lambda source: (load_session(source.path, on_cpu, weights=source.weights), source.graph_file),
         )
     served_by = [name for name, _ in prepared.options[0].providers]
     checked = check_graph(session, prepared, served_by, folder.model_dir)
@@ -99,7 +99,7 @@ def inspect_graph(
         tensors = None if tensors is None else replace(tensors, signature=shapes.opened(tensors.signature))
     notices = shared_dimensions(session, graph)
     if try_warmup:
-        found = probe_rows(runner, graph, configuration, served_by, run_ns)
+        found = probe_rows(runner, graph, graph_file, configuration, served_by, run_ns)
         warnings = (*warnings, found.warning) if found.warning else warnings
         notices = (*notices, found.skipped) if found.skipped else notices
     advice = ""

@@ -168,7 +168,7 @@ class OnnxKind:
         probed = backends[0]
         if len(made) > count:
             probed = ModelSession(made[-1], signature, model)
-        rows = probe_rows(probed, checked.graph, configuration, first.get_providers(), run_ns, seen)
+        rows = probe_rows(probed, checked.graph, graph_file, configuration, first.get_providers(), run_ns, seen)
         if seen is not None and sessions[0].on_cpu:  # on a device, a shape may need an engine of its own
             run_two_rows(sessions[0], settings, checked.graph, model, version.model_dir, seen)
         if seen is not None and seen.problem:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 from toutates.backends.onnx.graph_file import GraphFile
@@ -41,6 +38,7 @@ _KNOWN: Final[Remembered[tuple[object, ...], tuple[Verdict, list[Run]]]] = Remem
 def probe_rows(
     session: ModelSession | RaggedBackend,
     graph: Signature,
+    file: GraphFile,
     configuration: VersionConfiguration,
     providers: Sequence[str],
     row_ns: int,
@@ -51,12 +49,13 @@ def probe_rows(
     Args:
         session: of the version, which was warmed up; nothing else uses it.
         graph: the tensors of a run.
+        file: of the graph.
         configuration: of the version.
         providers: the names of the execution providers that it is served with.
         row_ns: how long a run of one row takes, nanoseconds; 0 if that is not known.
         seen: takes in the shapes of outputs; None for nobody.
     """
-    settings, path = configuration.settings, configuration.folder.model_path
+    settings = configuration.settings
     if not graph.batched:
         return Verdict()
     lengths = sample_lengths(settings, graph)
@@ -82,13 +81,13 @@ def probe_rows(
         row_ns=row_ns,
         says_joined=settings.joined_by,
         lengths=lengths,
-        facts=lambda: GraphFile(path).facts(),
+        facts=file.facts,
         run_joined=session.run_each if isinstance(session, RaggedBackend) else None,
         uncounted=tuple(ragged.outputs) if ragged is not None else (),
         joint_rows=joint_rows,
         on_run=lambda outputs, rows: runs.append(([array.shape for array in outputs], rows)),
     )
-    digest = _digest(path, configuration.folder.size, row_ns) if ragged is None else b""
+    digest = _digest(file, row_ns) if ragged is None else b""
     key = (digest, graph, settings.joined_by, tuple((lengths or {}).items()), tuple(providers), joint_rows)
     known = _KNOWN.get(key) if digest else None
     if known is None:
@@ -101,22 +100,17 @@ def probe_rows(
     return known[0]
 
 
-def _digest(path: Path, size: int | None, row_ns: int) -> bytes:
-    """The digest of a model that is all in one file; empty where a probe takes no longer than to read that.
+def _digest(file: GraphFile, row_ns: int) -> bytes:
+    """The digest of a graph's file; empty where a probe takes no longer than to read that.
 
     Args:
-        path: of the graph's file.
-        size: bytes of all files of the version; None if that is not known.
+        file: of the graph.
         row_ns: how long a run of one row takes, nanoseconds.
     """
+    size = 0 if file.identity is None else file.identity[2]
     # It is read at a byte or two in each nanosecond.
-    if size is None or (size > _SMALL_BYTES and (row_ns < _QUICK_NS or size > _ROW_RUNS * row_ns)):
-        return b""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").digest() if os.fstat(file.fileno()).st_size == size else b""
-    except OSError:  # it has just been removed
-        return b""
+    is_dear = size > _SMALL_BYTES and (row_ns < _QUICK_NS or size > _ROW_RUNS * row_ns)
+    return b"" if is_dear else file.digest()
 
 
 def _closed(shape: Sequence[int]) -> tuple[int, ...]:
