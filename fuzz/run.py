@@ -3,11 +3,12 @@
     python fuzz/run.py [--seconds 60] [--seed N] [--only NAME ...]
     python fuzz/run.py --replay NAME FILE
 
-Three kinds of runs share the time:
+Kinds of runs that share the time:
 
 - random cases: what ``tests/fuzz/targets.py`` lists, as fast as cases can be made;
 - cases that coverage guides towards code not seen before (``guided.py``), where atheris is installed;
-- the tests that Hypothesis drives, with other examples than the suite's.
+- the tests that Hypothesis drives, with other examples than the suite's;
+- and every regular expression of the product is timed, once (``patterns.py``).
 
 What breaks an invariant is made small, kept in ``.fuzz/crashers``, and printed with the command line that replays it.
 Copied to ``tests/fuzz/crashers/NAME`` it is a test. The exit code is 1 if there was any.
@@ -33,6 +34,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from fuzz.patterns import run_patterns  # noqa: E402 - found by the path above
 from tests.fuzz.targets import CORPUS, TARGETS, Target  # noqa: E402 - found by the path above
 
 WORK: Final = ROOT / ".fuzz"
@@ -88,6 +90,7 @@ def _runs() -> dict[str, Callable[[float, int], bool]]:
             runs[f"guided_{name}"] = lambda seconds, _, name=name: run_guided(name, seconds)  # type: ignore[misc]
     for name in PROPERTIES:
         runs[name] = lambda seconds, seed, name=name: run_properties(name, seconds, seed)  # type: ignore[misc]
+    runs["patterns"] = lambda seconds, seed: run_patterns(print)
     return runs
 
 

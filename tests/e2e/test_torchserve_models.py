@@ -220,6 +220,17 @@ def test_two_registrations_of_one_model_take_turns(server: ServerProcess, store:
     assert manage(server, "DELETE", "/models/twice").status_code == 200
 
 
+def test_a_handler_of_newlines_is_registered_while_others_are_served(server: ServerProcess, store: Path) -> None:
+    mar(store / "blank.mar", contents(files={"handler.py": "\n" * 1_000_000 + "import ts.nowhere"}, modelName="blank"))
+    with ThreadPoolExecutor(1) as pool:
+        registered = pool.submit(manage, server, "POST", "/models?url=blank.mar")
+        while not registered.done():
+            assert post(server, "lengths", b"1").status_code == 200
+    assert registered.result().status_code == 200
+    assert "the handler imports ts.nowhere" in server.log
+    assert manage(server, "DELETE", "/models/blank").status_code == 200
+
+
 def test_a_handler_that_cannot_be_loaded_is_not_registered(server: ServerProcess) -> None:
     failed = manage(server, "POST", "/models?url=broken.mar&initial_workers=1")
     assert (failed.status_code, failed.json()["message"]) == (

@@ -34,7 +34,7 @@ _THREADS: Final = {
 }
 _TRACE_SETTINGS: Final = {"level": "trace-level", "rate": "trace-rate", "count": "trace-count"}
 #: Links of the docs, of which a warning shows the text alone.
-_LINK: Final = re.compile(r"\[([^]]*)\]\([^)]*\)")
+_LINK: Final = re.compile(r"\[([^][]*+)\]\([^()]*+\)")
 
 
 class Translation:

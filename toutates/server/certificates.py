@@ -22,7 +22,7 @@ __all__ = ["ServerCertificate", "ServerTls", "client_context", "load_server_tls"
 
 logger = logging.getLogger(__name__)
 
-_CERTIFICATE: Final = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+_CERTIFICATE: Final = re.compile(rb"-----BEGIN CERTIFICATE-----[^-]++-----END CERTIFICATE-----")
 _PRIVATE_KEY: Final = re.compile(rb"-----BEGIN ([A-Z0-9]+ )*PRIVATE KEY-----")
 #: OpenSSL's errors for a key that belongs to another certificate: one of another kind, or of the same.
 _MISMATCHES: Final = ("KEY_TYPE_MISMATCH", "KEY_VALUES_MISMATCH")

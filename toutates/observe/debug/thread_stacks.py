@@ -32,7 +32,7 @@ MAX_DEPTH: Final = 100
 _ROOT: Final = str(Path(__file__).resolve().parents[3]) + "/"
 _LIBRARIES: Final = re.compile(r"^.*/(?:site-packages|python3\.\d+t?)/")
 _THREAD: Final = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)")
-_FRAME: Final = re.compile(r'^  File "(.*)", line \d+ in (.*)$')
+_FRAME: Final = re.compile(r'  File "(.*)", line \d+ in (.*)')
 
 
 @lru_cache(maxsize=4_096)

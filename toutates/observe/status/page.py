@@ -11,7 +11,7 @@ from importlib.resources import files
 
 __all__ = ["Page", "load_page", "make_page"]
 
-_INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
+_INLINE = re.compile(r"<(script|style)>((?:[^<]|<(?!/?(?:script|style)>))*+)</\1>")
 
 
 @dataclass(frozen=True, slots=True)

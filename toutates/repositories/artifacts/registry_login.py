@@ -22,7 +22,7 @@ __all__ = ["LOGIN", "RegistryLogin"]
 #: What to do about a login.
 LOGIN: Final = "log in with 'docker login', and name the folder of its config.json by DOCKER_CONFIG"
 
-_PARAMETER: Final = re.compile(r'(\w+)="([^"]*)"')
+_PARAMETER: Final = re.compile(r'\b(\w++)="([^"]*+)"')
 _MAX_ANSWER: Final = 2**20  # bytes
 _MAX_FILE: Final = 2**20
 #: How long a token holds that does not say it, and how early another one is asked for.

@@ -35,7 +35,7 @@ _GRAPH: Final = "model.onnx"
 _RECORD: Final = "import.json"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 #: Directories of Hugging Face's cache: models--OWNER--NAME/snapshots/COMMIT.
-_CACHED: Final = re.compile(r"models--(?:.+--)?(.+)")
+_CACHED: Final = re.compile(r"models--(?:.+--)?(.+)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)

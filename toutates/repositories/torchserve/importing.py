@@ -46,7 +46,9 @@ ARCHIVE: Final = "archive"
 _RUNTIME: Final = Path(__file__).parent / "runtime"
 #: Characters of the manifest and of model-config.yaml, in JSON.
 _MAX_DESCRIPTION: Final = 8 * 2**20
-_TS_MODULE: Final = re.compile(r"^\s*(?:from|import)\s+(ts(?:\.\w+)+)", re.MULTILINE)
+_TS_MODULE: Final = re.compile(r"^[ \t]*(?:from|import)[ \t]+(ts(?:\.\w+)+)", re.MULTILINE)
+#: Bytes of a handler that are looked through for what is told of it.
+_MAX_SOURCE: Final = 2**20
 
 
 class AlreadyThere(ConfigurationError):
@@ -261,7 +263,10 @@ def _notes(path: Path, manifest: Manifest, handler: Handler) -> list[str]:
 
 def _source(archive: Path, handler: Handler) -> str:
     file = archive / f"{handler.module}.py"
-    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    if not file.is_file():
+        return ""
+    with file.open("rb") as opened:
+        return opened.read(_MAX_SOURCE).decode(errors="replace")
 
 
 def _is_here(module: str) -> bool:
