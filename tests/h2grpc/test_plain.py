@@ -409,6 +409,15 @@ def answer(server: Server, call: PlainCall) -> None:
     server.connection.say_goodbye()
 
 
+def test_a_malformed_request_is_no_call_of_grpc() -> None:
+    server = opened()
+    answer(server, plain(server, whole(1)))
+    assert server.receive(headers(3, block([(":method", "GET")]))) == []
+    assert [one.type for one in server.frames()][-1] == RST_STREAM
+    server.connection.begin_shutdown()
+    assert server.connection.told_by_answers
+
+
 @pytest.mark.parametrize("announced", [False, True])
 def test_one_goodbye_goes_with_the_answer_to_the_next_request(announced: bool) -> None:
     server = opened()

@@ -63,7 +63,7 @@ class HeaderReader:
 
     Attributes:
         memory: heads by their blocks, which leave the dynamic table as it is now.
-        has_plain, has_grpc: whether one of the requests so far was plain HTTP; and whether one was not.
+        has_plain, has_grpc: whether one of the requests so far was plain HTTP; and whether one was a call.
     """
 
     def __init__(
@@ -100,10 +100,10 @@ class HeaderReader:
         before = decoder.table_changes
         fields, list_size = decoder.decode(block)
         head = self._judge.judge(tuple(fields), list_size)
-        if head.plain is None:
-            self.has_grpc = True
-        else:
+        if head.plain is not None:
             self.has_plain = True
+        elif not head.malformed:
+            self.has_grpc = True
         if decoder.table_changes != before:
             self.memory.clear()
         elif len(block) <= MAX_REMEMBERED_BYTES and head.error.__class__ is not CallRefused:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 from collections import deque
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Self
 
 from toutates.h2grpc.vector import Vector
 
@@ -112,7 +112,7 @@ class LargeMessage:
         self.held_bytes = 0
 
     @classmethod
-    def begin(cls, pool: MemoryPool, size: int, least: int, start: int = 0) -> LargeMessage | None:
+    def begin(cls, pool: MemoryPool, size: int, least: int, start: int = 0) -> Self | None:
         """Have memory for a message of which ``least`` bytes are there; None if too many messages have some.
 
         Args:
@@ -128,7 +128,7 @@ class LargeMessage:
         return None if memory is None else cls(pool, memory, size, start)
 
     @classmethod
-    def begin_aligned(cls, pool: MemoryPool, size: int, least: int) -> LargeMessage | None:
+    def begin_aligned(cls, pool: MemoryPool, size: int, least: int) -> Self | None:
         """``begin`` for a message that is to end at a multiple of ALIGNMENT, so that a tensor at its end is aligned."""
         return cls.begin(pool, size, least, -size % ALIGNMENT)
 

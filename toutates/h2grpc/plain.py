@@ -1,8 +1,8 @@
 """Requests that are no gRPC: a stream's head is the driver's to judge, and its DATA is a body as it is.
 
-``PlainCall`` is the event that its driver gets: when the request is whole, or before that when it is refused, by the
-driver's verdict on its head or for what it makes the server hold. The driver answers it (``Responder.respond``, or
-``begin``, ``send_piece`` and ``end_pieces``), and what still comes of its body is dropped.
+The driver gets a ``PlainCall`` when the request is whole. It gets it earlier where the request is refused: the driver's
+own verdict on the head says so, or the body is too large. Then the driver answers (``Responder.respond``, or ``begin``,
+``send_piece`` and ``end_pieces``), and what still comes of the body is dropped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from toutates.h2grpc.windows import Windows
 __all__ = ["Admit", "PlainCall", "PlainHead", "PlainRequests"]
 
 
-#: Bytes of a refused request of unknown length that are dropped before it is answered, which else waits for its end.
+#: A refused request that does not say its length is answered at its end, or when so many bytes of it were dropped.
 MOST_UNREAD: Final = 65_536
 
 
@@ -50,8 +50,8 @@ class PlainHead(Protocol):
     aligned_at: int
 
 
-#: Of a header list and its size by RFC 9113 section 6.5.2, makes a ``PlainHead``, and for how many reset streams such a
-#: request counts. It is asked again each time where it counts for some, and where the same fields come in other octets.
+#: Takes a header list and its size by RFC 9113 section 6.5.2. Returns a ``PlainHead``, and for how many reset streams
+#: the request counts. Where that is none, it is not asked again for a header block of the same octets.
 Admit = Callable[[Sequence[HeaderField], int], tuple[PlainHead, int]]
 
 
@@ -80,44 +80,24 @@ class PlainCall(Call):
     pieces: bytearray | None = None
 
 
-class LargeBody:
-    """A large body in memory of its own (``messages.Assembler``)."""
+class LargeBody(LargeMessage):
+    """A large body in memory of its own, which is a ``messages.Assembler``."""
 
-    __slots__ = ("_large",)
-
-    def __init__(self, large: LargeMessage) -> None:
-        self._large = large
+    __slots__ = ()
 
     @property
     def pending_bytes(self) -> int:
         """Bytes that it takes."""
-        return self._large.held_bytes
-
-    @property
-    def missing(self) -> int:
-        """Bytes that have not come."""
-        return self._large.missing
-
-    def room(self) -> memoryview:
-        """Where the next bytes belong."""
-        return self._large.room()
-
-    def advance(self, count: int) -> None:
-        """Note that ``count`` bytes are in ``room``."""
-        self._large.advance(count)
+        return self.held_bytes
 
     def feed(self, payload: memoryview) -> list[bytes]:
         """Copy the next bytes; there are no messages."""
-        self._large.add(payload)
+        self.add(payload)
         return []
 
     def take_whole(self) -> bytes:
         """The body, if it is whole; b"" otherwise."""
-        return b"" if self._large.missing else cast(bytes, self._large.take())
-
-    def drop(self) -> None:
-        """The body will never be whole, or it is taken."""
-        self._large.drop()
+        return b"" if self.missing else cast(bytes, self.take())
 
 
 class PlainRequests:
@@ -226,10 +206,8 @@ class PlainRequests:
             or call.pieces is not None
         ):
             return None
-        large = LargeMessage.begin(self._pool, size, least, -plain.aligned_at % ALIGNMENT)
-        if large is None:
-            return None
-        call.assembler = body = LargeBody(large)
+        body = LargeBody.begin(self._pool, size, least, -plain.aligned_at % ALIGNMENT)
+        call.assembler = body
         return body
 
     def landed(self, call: PlainCall, unchecked: int, events: list[Event]) -> None:

@@ -106,8 +106,8 @@ class PlainRequestHead(RequestHead):
     Attributes:
         plain: its verdict.
         cost: for how many reset streams the request counts; where that is not 0, it is not remembered.
-        least, most: bytes of the body where it is one frame, and nothing is to be said before it comes; ``most`` is -1
-            where something is.
+        least, most: a body that is one frame of so many bytes, at least and at most, is taken at once
+            (``PlainRequests.take_whole``). ``most`` is -1 where the request is refused, or its body is larger.
     """
 
     __slots__ = ("cost", "least", "most", "plain")

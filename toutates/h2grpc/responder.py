@@ -229,6 +229,8 @@ class Responder:
     def respond(self, call: Stream, block: ResponseBlock, parts: Sequence[Buffer], size: int) -> None:
         """Answer a request of plain HTTP in full. Does nothing once it is no longer open.
 
+        Nearly every answer takes the short way, which is that of ``reply`` written out once more.
+
         Args:
             call: whose answer has not begun.
             block: the header block.

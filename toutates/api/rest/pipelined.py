@@ -1,4 +1,4 @@
-"""Requests of HTTP/1.1 that wait for those before them on their connection, which fill the model that they are for."""
+"""Requests of HTTP/1.1 that find their model full of earlier requests of the same connection, and wait for these."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class Pipelined:
         self._worker.call_later(partial(self._look, connection, before))
 
     def _look(self, connection: Any, before: int) -> None:
-        """Have the requests of a connection handled, if one was answered that the first of them waits for.
+        """Have the waiting requests of a connection handled, once an earlier request of it was answered.
 
         Args:
             connection: it.
-            before: how many there were.
+            before: how many earlier requests the first one waited for at the last look.
         """
         waiting = self._waiting[connection]
         first = waiting[0][0]
