@@ -148,7 +148,10 @@ def view_of(body: Any) -> memoryview:
 
 
 class EchoHandler:
-    """Answers each request with its body, or with its path where it has none; ``/hold`` is answered by the test."""
+    """Answers each request with its body, or with its path where it has none; ``/hold`` is answered by the test.
+
+    The answer to ``/begun`` fails in the middle.
+    """
 
     call_class = HttpCall
 
@@ -168,6 +171,10 @@ class EchoHandler:
             self.held.append(call)
         elif path == "/bug":
             raise RuntimeError("a bug of the handler")
+        elif path == "/begun":
+            call.begin(200)
+            call.send(b"a part")
+            raise RuntimeError("a bug in the middle of an answer")
         elif path == "/refused":
             raise InvalidRequest("not so")
         elif path == "/memory":

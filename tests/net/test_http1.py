@@ -124,6 +124,16 @@ def test_errors_are_answers_and_the_connection_goes_on(target: str, status: byte
         assert body + answer(b"/next") in client.sock.recv(10_000) + answer(b"")
 
 
+def test_an_answer_that_fails_in_its_middle_ends_with_the_connection() -> None:
+    octets = request(target="/begun") + request(target="/next")
+    with serving() as (server, _), TextClient(server, octets) as client:
+        came = b""
+        while part := client.sock.recv(10_000):
+            came += part
+    assert came.count(b"HTTP/1.1 ") == 1
+    assert came.endswith(b"\r\n\r\n6\r\na part\r\n")
+
+
 def test_one_connection_too_many_is_answered_503() -> None:
     def serve(worker: Worker, grpc: GrpcService) -> Service:
         return HttpService(worker, EchoHandler())

@@ -189,6 +189,20 @@ def test_what_a_handler_keeps_beyond_the_bound_ends_its_request_alone() -> None:
         assert held_bytes(server) == 0
 
 
+def test_an_answer_that_fails_in_its_middle_is_reset_and_the_others_go_on() -> None:
+    with serving(Limits(max_buffered_bytes=1_000_000)) as (server, handler), client_of(server) as client:
+        failed = client.answer(start(client, "/begun"))
+        assert (failed.headers[":status"], failed.data, failed.reset) == ("200", b"a part", 2)  # INTERNAL_ERROR
+        stream_id = start(client, "/hold")
+        server.until(lambda: handler.held)
+        server.call(lambda: handler.held[0].begin(200))
+        server.call(lambda: handler.held[0].hold(2_000_000))
+        assert client.answer(stream_id).reset == 2
+        assert not handler.held[0].open
+        assert ask(client, "/next") == ("200", b"/next")
+        assert held_bytes(server) == 0
+
+
 # --- compressed bodies -----------------------------------------------------------------------------------------------
 
 

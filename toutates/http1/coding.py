@@ -50,7 +50,7 @@ class _Decompress(Protocol):
     @property
     def unconsumed_tail(self) -> bytes: ...
 
-    def decompress(self, data: bytes, max_length: int = 0, /) -> bytes: ...
+    def decompress(self, data: bytes | bytearray, max_length: int = 0, /) -> bytes: ...
 
 
 class Inflater:
@@ -69,7 +69,7 @@ class Inflater:
         self._members = 1
         self._max_size = max_size
         #: what was put, and how far it has been read
-        self._waiting = b""
+        self._waiting: bytes | bytearray = b""
         self._at = 0
         self._ended = False
         self.body = bytearray()
@@ -79,8 +79,8 @@ class Inflater:
         """Bytes that are held, before and after decompression."""
         return len(self.body) + len(self._waiting)
 
-    def put(self, piece: bytes) -> None:
-        """Take the next piece of the compressed body, once ``step`` has dealt with the last one."""
+    def put(self, piece: bytes | bytearray) -> None:
+        """Take the next piece of the compressed body, once ``step`` has dealt with the last one. It must not change."""
         self._waiting, self._at = piece, 0
 
     def step(self) -> bool:
@@ -110,7 +110,7 @@ class Inflater:
         self._waiting, self._at = b"", 0
         return len(made) == INFLATE_STEP
 
-    def _begin_member(self, taken: bytes) -> None:
+    def _begin_member(self, taken: bytes | bytearray) -> None:
         """Begin the next member, if that is what goes on; the other format has but one."""
         if self._coding != "gzip" or taken[0] != _FIRST_OF_GZIP:
             raise Refused(400, "the request's body goes on after its compressed data")

@@ -60,8 +60,8 @@ class Responder(Protocol):
         """Give the whole answer; ``body`` is what is sent of it."""
         ...
 
-    def respond_in_parts(self, request: Any, fields: bytes, parts: Sequence[bytes], /) -> None:
-        """Give the whole answer to a request that succeeded, without copying its body."""
+    def respond_in_parts(self, request: Any, fields: bytes, parts: Sequence[bytes], length: int, /) -> None:
+        """Give the whole answer to a request that succeeded, without copying its body, which has ``length`` bytes."""
         ...
 
     def begin(self, request: Any, status: int, fields: bytes, /) -> None:
@@ -145,7 +145,9 @@ class Request:
             length: bytes of all of them.
         """
         fields += b"content-length: %d\r\n" % length
-        self.responder.respond_in_parts(self, fields, () if self.head.method == "HEAD" else parts)
+        if self.head.method == "HEAD":
+            parts, length = (), 0
+        self.responder.respond_in_parts(self, fields, parts, length)
 
     def refuse(self, refusal: Refused) -> None:
         """Answer with an error."""
@@ -275,12 +277,12 @@ class Answers:
             self.write(request, head + body)
         self.end(request)
 
-    def respond_in_parts(self, request: Request, fields: bytes, parts: Sequence[bytes]) -> None:
+    def respond_in_parts(self, request: Request, fields: bytes, parts: Sequence[bytes], length: int) -> None:
         """See ``Responder``."""
         self.write(request, self._head_of(request, 200, fields))
         for part in parts:
             self.write(request, part)
-        self.bulky = self.bulky or sum(map(len, parts)) > JOINED_BYTES
+        self.bulky = self.bulky or length > JOINED_BYTES
         self.end(request)
 
     def begin(self, request: Request, status: int, fields: bytes) -> None:

@@ -79,7 +79,7 @@ class RestHttpCall(HttpCall):
             self.begin(status, _EVENTS)
         self.send(server_sent_event(document))
         if self.unread_bytes > MAX_UNREAD_BYTES:
-            self.give_up("too many responses are left unread")
+            self.give_up("too many responses are left unread", "unread_responses")
 
     def send_error_event(self, error: RequestError, *, is_first: bool) -> None:
         """The same, of an error. Its status is seen if it is the first response."""

@@ -105,8 +105,8 @@ class _WithFields:
     def respond(self, request: Any, status: int, fields: bytes, body: bytes) -> None:
         self._responder.respond(request, status, fields + self._fields, body)
 
-    def respond_in_parts(self, request: Any, fields: bytes, parts: Sequence[bytes]) -> None:
-        self._responder.respond_in_parts(request, fields + self._fields, parts)
+    def respond_in_parts(self, request: Any, fields: bytes, parts: Sequence[bytes], length: int) -> None:
+        self._responder.respond_in_parts(request, fields + self._fields, parts, length)
 
     def begin(self, request: Any, status: int, fields: bytes) -> None:
         self._responder.begin(request, status, fields + self._fields)

@@ -33,8 +33,8 @@ class Carrier(Protocol):
         """Bytes of answers that wait until the peer reads, and hold up this request's."""
         ...
 
-    def give_up(self, call: Any, reason: str, /) -> None:
-        """End an answer that has begun, because the peer leaves too much unread."""
+    def give_up(self, call: Any, reason: str, limit: str, /) -> None:
+        """End an answer that has begun: because of ``limit``, or for a mistake of ours where that is ""."""
         ...
 
     def leave_if_ended(self) -> None:
@@ -70,13 +70,20 @@ class HttpCall(Request):
         """Bytes of answers that wait until the peer reads, and hold this one up."""
         return self.connection.unread_bytes(self)
 
-    def give_up(self, reason: str) -> None:
-        """End an answer that has begun, because the peer leaves too much unread."""
-        self.connection.give_up(self, reason)
+    def give_up(self, reason: str, limit: str = "") -> None:
+        """End an answer that has begun: because of ``limit``, or for a mistake of ours where that is ""."""
+        self.connection.give_up(self, reason, limit)
 
     def reply(self, status: int, fields: bytes, body: bytes) -> None:
-        """Answer in full; does nothing once the request is no longer open. Arguments as for ``respond``."""
-        if self.open:
+        """Answer in full; does nothing once the request is no longer open. Arguments as for ``respond``.
+
+        Where another answer has begun, as when something goes wrong in the middle of it, that is cut short.
+        """
+        if not self.open:
+            return
+        if self.begun:
+            self.give_up("an answer could not be completed")
+        else:
             self.respond(status, fields, body)
 
     def reply_in_parts(self, fields: bytes, parts: Sequence[bytes], length: int) -> None:

@@ -118,10 +118,10 @@ class HttpConnection(Connection):
         link = self.link
         return 0 if link is None else int(link.unsent_bytes + self._answers.size)
 
-    def give_up(self, call: HttpCall, reason: str) -> None:
+    def give_up(self, call: HttpCall, reason: str, limit: str) -> None:
         """See ``Carrier``: an answer cannot be cut short but with the connection."""
         if self.link is not None:
-            self.link.handle_all(self.end(reason, "unread_responses"))
+            self.link.handle_all(self.end(reason, limit))
 
     @property
     def _keeps_much(self) -> bool:

@@ -28,8 +28,6 @@ __all__ = ["PlainHttp", "StreamAnswers"]
 #: For how many reset streams a refusal counts with which a connection of HTTP/1.1 ends: the allowance of resets is ten
 #: of them at once, and two in a second.
 COST_OF_END: Final = 100
-#: Steps of decompression that a body may take here, some 0.1 ms each; what takes more takes them beside the worker.
-STEPS_HERE: Final = 4
 
 
 class PlainHttp:
@@ -132,18 +130,20 @@ class StreamAnswers:
             fail_call(self._worker, self._plain.handler, request, Overloaded(problem.text))
 
     def _inflate(self, request: HttpCall, inflater: Inflater) -> None:
-        inflater.put(bytes(request.body))
+        """Decompress a body: its first step here, some 0.1 ms, and what takes more beside the worker."""
+        inflater.put(request.body)
         request.body = b""
         try:
-            for _ in range(STEPS_HERE):
-                if not inflater.step():
-                    self._go_on(request, inflater.finish())
-                    return
+            if not inflater.step():
+                self._go_on(request, inflater.finish())
+                return
         except Refused as refusal:
             request.refuse(refusal)
             return
         size = inflater.size
         request.hold(size)
+        if not request.open:
+            return
 
         def work() -> bytearray | Refused:
             try:
@@ -211,10 +211,12 @@ class StreamAnswers:
         link = self.link
         return 0 if link is None else int(link.unsent_bytes + request.stream.outbox_bytes)
 
-    def give_up(self, request: HttpCall, reason: str) -> None:
+    def give_up(self, request: HttpCall, reason: str, limit: str) -> None:
         """See ``Carrier``: the stream is reset, and the others go on."""
-        self._worker.limit_hits["unread_responses"] += 1
-        self._responder.abort(request.stream, ErrorCodes.ENHANCE_YOUR_CALM)
+        if limit:
+            self._worker.limit_hits[limit] += 1
+        code = ErrorCodes.ENHANCE_YOUR_CALM if limit else ErrorCodes.INTERNAL_ERROR
+        self._responder.abort(request.stream, code)
 
     def leave_if_ended(self) -> None:
         """See ``Carrier``: the worker closes a connection that leaves when its last stream is closed."""
@@ -234,17 +236,17 @@ class StreamAnswers:
 
     def respond(self, request: HttpCall, status: int, fields: bytes, body: bytes) -> None:
         """See ``http1.Responder``."""
-        self._respond(request, self._blocks.of(fields, status), (body,))
+        self._respond(request, self._blocks.of(fields, status), (body,), len(body))
 
-    def respond_in_parts(self, request: HttpCall, fields: bytes, parts: Sequence[bytes]) -> None:
+    def respond_in_parts(self, request: HttpCall, fields: bytes, parts: Sequence[bytes], length: int) -> None:
         """See ``http1.Responder``."""
-        self._respond(request, self._blocks.of(fields), parts)
+        self._respond(request, self._blocks.of(fields), parts, length)
 
-    def _respond(self, request: HttpCall, block: ResponseBlock, parts: Sequence[Buffer]) -> None:
+    def _respond(self, request: HttpCall, block: ResponseBlock, parts: Sequence[Buffer], length: int) -> None:
         request.open = False
         call = request.stream
         call.context = None  # which would keep one another
-        self._responder.respond(call, block, parts, sum(map(len, parts)))
+        self._responder.respond(call, block, parts, length)
 
     def begin(self, request: HttpCall, status: int, fields: bytes) -> None:
         """See ``http1.Responder``."""
