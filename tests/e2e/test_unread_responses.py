@@ -15,7 +15,7 @@ from tests.e2e.dependent_models import add, graph, node
 from tests.e2e.process import ServerProcess, running
 from tests.e2e.python_models import add_model
 from tests.e2e.support import SERVICE, Tensor, channel_to, infer, outputs_of, pb, request
-from tests.e2e.wire import client_of
+from tests.e2e.wire import client_of, framed
 from tests.ensembles import add_ensemble, pbtxt
 from tests.waiting import wait_until
 
@@ -117,6 +117,23 @@ def server(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
             assert "Traceback" not in process.log
 
 
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server that may hold 6 MB for all of its peers."""
+    folder = tmp_path_factory.mktemp("narrow")
+    add_model(folder / "models", "sender", SENDER, isolation="thread", more=DECOUPLED)
+    path = folder / "models" / "sender" / "config.pbtxt"
+    path.write_text(path.read_text().replace('name: "y" data_type: TYPE_FP32 dims: [ 4 ]', Y))
+    add_model(folder / "models", "caller", CALLER.replace("MODEL", "'sender'"), isolation="thread", more="")
+    arguments = ["--http-addr", "127.0.0.1:0", "--processing-cores", "1", "--limit", "server_buffer=6000000"]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("NOTED", str(folder / "noted"))
+        with running(folder / "models", folder, arguments) as process:
+            yield process
+            assert process.stop() == 0
+            assert "Traceback" not in process.log
+
+
 #: Senders by name, and what else their configurations say.
 BEHIND: Final = {
     "sequence": "sequence_batching { direct { } }",
@@ -200,6 +217,49 @@ def test_a_client_that_does_not_read_has_its_request_ended(server: tuple[ServerP
         responses = [pb.ModelStreamInferResponse.FromString(one) for one in stream]
     assert "unread: 64 MiB of them is the most" in responses[-1].error_message
     assert len(responses) < 40
+
+
+def test_no_caller_is_kept_more_than_the_server_has_room_for(narrow: ServerProcess) -> None:
+    noted = narrow.log_path.parent / "noted"
+    with channel_to(narrow.address) as channel:
+        message = request("sender", Tensor.of("x", "FP32", [[200, 1, 0, 0]]))
+        stream = channel.stream_stream(f"{SERVICE}ModelStreamInfer")(iter([message.SerializeToString()]), timeout=120)
+        wait_until(lambda: noted.exists() and bool(noted.read_text()))
+        responses = [pb.ModelStreamInferResponse.FromString(one) for one in stream]
+    assert "what the server's buffer has room for" in responses[-1].error_message
+    assert len(responses) < 40
+
+
+def test_bytes_held_for_clients_leave_less_room_for_what_models_do_not_read(narrow: ServerProcess) -> None:
+    with channel_to(narrow.address) as channel, client_of(narrow.port) as client:
+        assert ask(channel, "caller", 10, 1) == [3, 1, 1, 0]  # half of all
+        client.send(client.start(f"{SERVICE}ModelInfer"), framed(bytes(4_800_000))[:4_500_000], end=False)
+        assert client.call(f"{SERVICE}ServerLive", b"").status == ("0", "")
+        assert ask(channel, "caller", 10, 1) == [2, 1, 1, 0]
+        client.sock.close()
+
+
+def test_bytes_held_for_http_leave_less_room_for_grpc(narrow: ServerProcess) -> None:
+    with socket.create_connection(("127.0.0.1", narrow.rest_port)) as sock, client_of(narrow.port) as client:
+        head = b"POST /v2/models/sender/infer HTTP/1.1\r\nhost: a\r\ncontent-length: 4000000\r\n\r\n"
+        sock.sendall(head + bytes(3_500_000))
+
+        refusals: list[tuple[str, str]] = []
+
+        def is_refused() -> bool:
+            stream_id = client.start(f"{SERVICE}ModelInfer")
+            client.send(stream_id, framed(bytes(4_000_000))[:3_500_000], end=False)
+            assert client.call(f"{SERVICE}ServerLive", b"").status == ("0", "")
+            if client.answers[stream_id].ended:
+                refusals.append(client.answers[stream_id].status)
+            else:
+                client.connection.reset_stream(stream_id)  # what was sent over HTTP has not been read yet
+            return bool(refusals)
+
+        wait_until(is_refused)
+        [(status, text)] = refusals
+        assert status == "8"
+        assert "bytes for slow peers, and 6000000 is the most" in text
 
 
 @pytest.mark.parametrize("model", ["ensemble", *BEHIND])

@@ -292,7 +292,7 @@ def test_a_body_above_its_bound_is_told_and_not_kept(step: int) -> None:
 
 
 def test_bodies_are_counted_for_their_connection_and_for_the_server() -> None:
-    shared = Shared(buffer_bytes=100_000)
+    shared = Shared(budget=100_000)
     server = opened(Limits(max_buffered_bytes=3_000), shared=shared)
     for number in range(1, 7, 2):
         assert server.receive(headers(number, head()) + data(number, bytes(900))) == []
@@ -368,7 +368,7 @@ def test_refusals_that_cost_much_end_the_connection() -> None:
 
 
 def test_an_answer_that_is_too_much_for_the_server_resets_its_stream_alone() -> None:
-    shared = Shared(buffer_bytes=10_000)
+    shared = Shared(budget=10_000)
     server = Server.opened(None, (SettingCodes.INITIAL_WINDOW_SIZE, 0), admit=Judge(), shared=shared)
     call = plain(server, headers(1, head(), END_HEADERS | END_STREAM))
     last = respond(server, call, bytes(20_000))[-1]

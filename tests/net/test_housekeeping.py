@@ -25,6 +25,7 @@ from tests.h2grpc.support import (
     window_update,
 )
 from toutates.h2grpc import Limits, PlainCall, ServerConnection
+from toutates.h2grpc.budget import MemoryBudget
 from toutates.h2grpc.headers import ResponseBlock
 from toutates.net.housekeeping import LONGEST_INTERVAL_NS, VISITS_AT_ONCE, Duty, Finding, Housekeeper, Traffic
 from toutates.net.transport import Transport
@@ -58,7 +59,7 @@ class House:
 
     def __init__(self, limits: Limits, budget: int = 10**9) -> None:
         self.limits = limits
-        self.keeper = Housekeeper(limits, budget)
+        self.keeper = Housekeeper(limits, MemoryBudget(budget))
         self.now_ns = self.visited_ns = 0
 
     def link(self, opening: bytes = OPENING, age_factor: float = 1.0) -> FakeLink:
@@ -363,7 +364,7 @@ def test_traffic_of_connections_open_and_gone_is_added_up() -> None:
     traffic = Traffic()
     limits = Limits()
     house = House(limits)
-    house.keeper = Housekeeper(limits, 10**9, traffic)
+    house.keeper = Housekeeper(limits, MemoryBudget(10**9), traffic)
     first, second = house.link(), house.link()
     first.take(unary(1) + unary(3), 0)
     assert list(house.pass_time(10)) == []

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from toutates.h2grpc import Limits
+from toutates.h2grpc.budget import MemoryBudget
 from toutates.net import GrpcService, Worker
 from toutates.net import transport as module
 from toutates.net.transport import LARGE_READ_BYTES, READ_BYTES, READ_NS, SMALL_READ_BYTES, Transport
@@ -21,7 +22,7 @@ def transport() -> Iterator[Transport]:
     with theirs, select.epoll() as epoll:
         service = GrpcService(Worker("test", Limits()), {})
         service.start(None)  # type: ignore[arg-type]
-        transport = Transport(ours, service, "test", epoll, 1_000, 0)
+        transport = Transport(ours, service, "test", epoll, 1_000, MemoryBudget(2**30), 0)
         yield transport
         transport.close()
 

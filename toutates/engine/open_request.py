@@ -13,7 +13,7 @@ from toutates.engine.servable import Consumer
 from toutates.protocol.strings import EncodedStrings
 from toutates.system.errors import ExecutionFailed, Overloaded, RequestError, Rescheduled
 
-__all__ = ["MAX_HANDED_OVER", "MAX_UNREAD_BYTES", "OpenRequest", "Patience", "Responses"]
+__all__ = ["MAX_HANDED_OVER", "MAX_UNREAD_BYTES", "OpenRequest", "Patience", "Responses", "unread_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +33,15 @@ _READ_LOOK_S: Final = 0.005
 _LOOK_S: Final = 0.05
 #: How long it waits if no other is taken meanwhile: maybe what would take them waits for this one.
 STUCK_S: Final = 300.0
+
+
+def unread_of(waiting: int, room: int) -> int:
+    """What counts as unread (``Consumer.unread_bytes``) where ``waiting`` bytes wait for the caller of a request.
+
+    Where the server has ``room`` for less than a caller may leave unread, the difference counts too: who reads nothing
+    gets no more than there is room for, and who reads everything is not asked.
+    """
+    return waiting and max(waiting, MAX_UNREAD_BYTES - room)
 
 
 class Responses:
@@ -225,7 +234,7 @@ class OpenRequest:
             if time.monotonic() >= until:
                 raise Overloaded(
                     f"the caller leaves too many responses of this request unread: {MAX_UNREAD_BYTES >> 20} MiB of "
-                    "them is the most"
+                    "them is the most, and what the server's buffer has room for"
                 )
             time.sleep(_READ_LOOK_S)
         patience.give_back(max(0.0, until - time.monotonic()))

@@ -1,4 +1,4 @@
-"""The memory that all connections of one driver may hold for slow peers."""
+"""The memory that all connections of one driver may hold for slow peers: one account, whatever they speak."""
 
 from __future__ import annotations
 
@@ -42,6 +42,11 @@ class MemoryBudget:
     def exceeded(self) -> bool:
         """Whether connections hold more than they may."""
         return self.used > self.limit
+
+    @property
+    def room(self) -> int:
+        """Bytes that connections may still hold; negative if they hold too many. Any thread may ask."""
+        return self.limit - self.used
 
     @property
     def call_room(self) -> int:

@@ -20,7 +20,7 @@ class Shared:
     """Made and used by one thread.
 
     Args:
-        buffer_bytes: bytes that all connections together may hold for slow peers; None for no bound.
+        budget: counts the memory for slow peers; a number of bytes for one of its own, None for no bound.
         limit_hits: how often each limit was met, by its name in ``limits.LIMIT_NAMES``; other threads may read it.
         inflation: how much compressed messages may become in size; None for the default of ``Limits``.
         pool: has the memory of large messages; None for one of its own.
@@ -39,7 +39,7 @@ class Shared:
 
     def __init__(
         self,
-        buffer_bytes: int | None = None,
+        budget: MemoryBudget | int | None = None,
         limit_hits: Counter[str] | None = None,
         inflation: Allowance | None = None,
         pool: MemoryPool | None = None,
@@ -47,7 +47,9 @@ class Shared:
     ) -> None:
         self.wire = Wire()
         self.http_fields = http_fields
-        self.budget = MemoryBudget(2**63 - 1 if buffer_bytes is None else buffer_bytes)
+        self.budget = (
+            budget if isinstance(budget, MemoryBudget) else MemoryBudget(2**63 - 1 if budget is None else budget)
+        )
         self.pool = MemoryPool() if pool is None else pool
         self.frame_heads = FrameHeads()
         self.inflater = Inflater(Limits().inflation if inflation is None else inflation)

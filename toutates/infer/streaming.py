@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from toutates.engine.counters import WorkerCounters
+from toutates.engine.open_request import unread_of
 from toutates.engine.result import Outputs
 from toutates.engine.servable import Buffer
 from toutates.infer.answers import Answers, RequestContext
@@ -93,7 +94,8 @@ class StreamInferService(InferService):
         """See ``Consumer``: what waits for the window of the stream, or for the socket."""
         message: Any = context[0]
         link = message.call.link
-        return int(message.call.outbox_bytes + (0 if link is None else link.unsent_bytes))
+        waiting = int(message.call.outbox_bytes + (0 if link is None else link.unsent_bytes))
+        return unread_of(waiting, self.worker.budget.room)
 
     def _make_answers(self, counters: WorkerCounters, version: ServedVersion) -> Answers:
         answers = StreamResponses if version.decoupled else StreamAnswers

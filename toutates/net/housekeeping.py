@@ -13,6 +13,7 @@ from enum import Enum
 from heapq import heappop, heappush
 from typing import Final
 
+from toutates.h2grpc.budget import MemoryBudget
 from toutates.h2grpc.limits import STALL_BYTES, Limits
 from toutates.h2grpc.stream import NEVER
 from toutates.net.connection import SILENCE_S, Connection
@@ -116,11 +117,11 @@ class Housekeeper:
 
     Args:
         limits: the times to keep.
-        buffer_bytes: what the connections together may hold.
+        budget: what the connections together may hold.
         traffic: where their traffic is counted.
     """
 
-    def __init__(self, limits: Limits, buffer_bytes: int, traffic: Traffic | None = None) -> None:
+    def __init__(self, limits: Limits, budget: MemoryBudget, traffic: Traffic | None = None) -> None:
         self._handshake_ns = _nanoseconds(limits.handshake_timeout_s)
         self._stall_ns = _nanoseconds(limits.stall_timeout_s)
         self._idle_ns = _nanoseconds(limits.max_idle_s)
@@ -128,7 +129,7 @@ class Housekeeper:
         self._age_grace_ns = _nanoseconds(limits.max_age_grace_s)
         self._keepalive_ns = _nanoseconds(limits.keepalive_time_s)
         self._keepalive_timeout_ns = _nanoseconds(limits.keepalive_timeout_s)
-        self._buffer_bytes = buffer_bytes
+        self._budget = budget
         times = (
             limits.handshake_timeout_s,
             limits.stall_timeout_s,
@@ -188,14 +189,14 @@ class Housekeeper:
     def _drop_largest(self) -> Iterator[tuple[Transport, Finding]]:
         """The connections that have to go for the others to have room, once all have been visited."""
         for _ in range(DROPS_AT_ONCE):
-            if self._held_bytes <= self._buffer_bytes or not self._large:
+            if self._held_bytes <= self._budget.limit or not self._large:
                 break
             size, _, transport = heappop(self._large)
             if transport in self._notes and not transport.closing:
-                text = f"{-size} of {self._held_bytes} bytes held for slow peers, {self._buffer_bytes} allowed"
+                text = f"{-size} of {self._held_bytes} bytes held for slow peers, {self._budget.limit} allowed"
                 yield transport, Finding(Duty.DROP, "server_buffer", text)
             self._held_bytes += size
-        self._dropping = self._held_bytes > self._buffer_bytes and bool(self._large)
+        self._dropping = self._held_bytes > self._budget.limit and bool(self._large)
         if self._dropping:
             self.pause_ns = DROPS_PAUSE_NS
         else:
@@ -225,7 +226,7 @@ class Housekeeper:
         held_bytes = transport.connection.held_bytes + transport.unsent_bytes
         self._held_bytes += held_bytes
         # Without these the others together are within the limit, so that no more need be remembered.
-        if held_bytes * self._round_size > self._buffer_bytes:
+        if held_bytes * self._round_size > self._budget.limit:
             heappush(self._large, (-held_bytes, len(self._large), transport))
         return self._judge(transport, notes, now_ns)
 

@@ -7,6 +7,7 @@ import socket
 from itertools import islice
 from typing import Final
 
+from toutates.h2grpc.budget import MemoryBudget
 from toutates.h2grpc.faults import ConnectionFault
 from toutates.h2grpc.stream import Buffer
 from toutates.net.connection import Service
@@ -34,7 +35,7 @@ class TlsTransport(Transport):
     count: they wait in the engine and in ``ciphertext``.
 
     Args:
-        sock, service, peer, epoll, max_unsent_bytes, now_ns: as of ``Transport``.
+        sock, service, peer, epoll, max_unsent_bytes, budget, now_ns: as of ``Transport``.
         engine: this connection's.
 
     Raises:
@@ -50,10 +51,11 @@ class TlsTransport(Transport):
         peer: str,
         epoll: select.epoll,
         max_unsent_bytes: int,
+        budget: MemoryBudget,
         now_ns: int,
         engine: TlsEngine,
     ) -> None:
-        super().__init__(sock, service, peer, epoll, max_unsent_bytes, now_ns)
+        super().__init__(sock, service, peer, epoll, max_unsent_bytes, budget, now_ns)
         self._engine = engine
         #: what the kernel has not taken of the engine's output so far
         self.ciphertext: Buffer = b""
@@ -258,8 +260,7 @@ class TlsTransport(Transport):
 
     def _forget_unsent(self) -> None:
         """Nothing can be encrypted any more; a record that is half sent still has to be completed."""
-        self.unsent.clear()
-        self.unsent_bytes = 0
+        super()._forget_unsent()
         self._encrypted_bytes = 0
 
     # --- the end -----------------------------------------------------------------------------------------------------

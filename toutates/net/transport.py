@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any, Final
 
+from toutates.h2grpc.budget import MemoryBudget
 from toutates.h2grpc.output import part_of_its_own
 from toutates.h2grpc.stream import Buffer
 from toutates.h2grpc.vector import Vector
@@ -76,6 +77,7 @@ class Transport:
         peer: for logs.
         epoll: watches the socket; registered here.
         max_unsent_bytes: above it the peer's requests are not read until it has read what they were answered.
+        budget: counts what waits for the kernel, with all else that the worker holds for slow peers.
         now_ns: monotonic.
 
     Raises:
@@ -86,6 +88,7 @@ class Transport:
     """
 
     __slots__ = (
+        "_budget",
         "_epoll",
         "_mask",
         "_max_unsent_bytes",
@@ -121,6 +124,7 @@ class Transport:
         peer: str,
         epoll: select.epoll,
         max_unsent_bytes: int,
+        budget: MemoryBudget,
         now_ns: int,
     ) -> None:
         self.sock = sock
@@ -156,6 +160,7 @@ class Transport:
         self.paused = False
         #: the peer sends no more, and something is still sent to it: nothing is read
         self.peer_ended = False
+        self._budget = budget
         self._epoll = epoll
         self._max_unsent_bytes = max_unsent_bytes
         self._mask = EPOLLIN
@@ -304,7 +309,9 @@ class Transport:
     def _queue(self, buffers: Iterable[Buffer]) -> None:
         views = [memoryview(buffer) for buffer in buffers if buffer]
         self.unsent += views
-        self.unsent_bytes += sum(map(len, views))
+        size = sum(map(len, views))
+        self.unsent_bytes += size
+        self._budget.used += size
 
     def send_unsent(self) -> bool:
         """Give the kernel what it takes; the rest waits for EPOLLOUT, for this connection only."""
@@ -342,6 +349,7 @@ class Transport:
         unsent = self.unsent
         self.sent_bytes += count
         self.unsent_bytes -= count
+        self._budget.used -= count
         if not self.unsent_bytes:
             unsent.clear()
             return
@@ -349,6 +357,12 @@ class Transport:
             count -= len(unsent.popleft())
         if count:
             unsent[0] = unsent[0][count:]
+
+    def _forget_unsent(self) -> None:
+        """Nothing can be sent any more."""
+        self.unsent.clear()
+        self._budget.used -= self.unsent_bytes
+        self.unsent_bytes = 0
 
     def _watch(self, *, sending: bool) -> None:
         """Watch for what the transport can use: room while it is ``sending``, requests unless too many bytes wait.
@@ -390,6 +404,5 @@ class Transport:
 
     def close(self) -> None:
         """Close the socket, which takes it out of the epoll too."""
-        self.unsent.clear()
-        self.unsent_bytes = 0
+        self._forget_unsent()
         self.sock.close()

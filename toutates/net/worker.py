@@ -33,6 +33,7 @@ from typing import Any, Final
 
 import trio
 
+from toutates.h2grpc.budget import MemoryBudget
 from toutates.h2grpc.limits import Limits
 from toutates.h2grpc.message_memory import POOL_BYTES, MemoryPool
 from toutates.h2grpc.stream import NEVER
@@ -105,6 +106,7 @@ class Worker:
             Does nothing visible once ``run`` has ended.
         side: does what would take long on the worker's thread; it ends with the worker.
         limits: as given; once ``run`` has begun, a copy of this thread's own.
+        budget: counts what its connections hold for slow peers, of whatever protocol; other threads may read it.
         limit_hits: how often each limit was met, by its name in ``limits.LIMIT_NAMES``; other threads may read it.
         incidents: the worker's log.
         message_memory: of large messages and bodies, of whatever protocol.
@@ -134,7 +136,7 @@ class Worker:
         self.lateness = Lateness()
         self.cpu_clock: int | None = None
         self.limits = limits
-        self.buffer_bytes = 2**63 - 1 if buffer_bytes is None else buffer_bytes
+        self.budget = MemoryBudget(2**63 - 1 if buffer_bytes is None else buffer_bytes)
         self._max_connections = max_connections
         self._most_fd = most_fd
         self.incidents = Incidents(name)
@@ -144,7 +146,7 @@ class Worker:
         self.side = SideThread(f"{name}-side", self.call_soon)
         self.schedule = Schedule(self._mailbox)
         self.transports = Transports(self._mailbox)
-        most, poison = min(POOL_BYTES, self.buffer_bytes >> 3), current()
+        most, poison = min(POOL_BYTES, self.budget.limit >> 3), current()
         self.message_memory = MemoryPool(most) if poison is None else PoisonedPool(most, poison)
         self.dirty: list[Any] = []
         #: whether a task of Trio's was given something to do in this round
@@ -358,7 +360,7 @@ class Worker:
         self.limits = pickle.loads(pickle.dumps(self.limits))
         transports, schedule, incidents = self.transports, self.schedule, self.incidents
         self._epoll = select.epoll()
-        self.housekeeper = Housekeeper(self.limits, self.buffer_bytes, self.traffic)
+        self.housekeeper = Housekeeper(self.limits, self.budget, self.traffic)
         self.closing = Closing(transports, schedule, incidents, self.housekeeper)
         self.deadlines = CallDeadlines(transports, schedule, self.closing)
         self._turns = Turns(transports, schedule, self.closing, self.deadlines)
@@ -394,9 +396,9 @@ class Worker:
     def _make_transport(self, sock: socket.socket, peer: str, now_ns: int, listening: Listening) -> Transport:
         limits, service = self.limits, listening.service
         if self.tls is None or not listening.encrypted:
-            return Transport(sock, service, peer, self._epoll, limits.max_unsent_bytes, now_ns)
+            return Transport(sock, service, peer, self._epoll, limits.max_unsent_bytes, self.budget, now_ns)
         engine = TlsEngine(self.tls, limits.max_preface_bytes)
-        return TlsTransport(sock, service, peer, self._epoll, limits.max_unsent_bytes, now_ns, engine)
+        return TlsTransport(sock, service, peer, self._epoll, limits.max_unsent_bytes, self.budget, now_ns, engine)
 
     def announce_end(self) -> None:
         """The server is about to stop, and serves on: answers say so where they can (``Connection.announce_end``).

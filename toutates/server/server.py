@@ -45,7 +45,6 @@ from toutates.api.torchserve.models import NOTE
 from toutates.api.torchserve.predictions import Defaults
 from toutates.backends.onnx.opening import SessionOptions
 from toutates.backends.onnx.providers import choose_providers
-from toutates.backends.python.calls import ManyPending
 from toutates.backends.python.starts import LoadsUnderWay
 from toutates.infer.regions import Regions
 from toutates.infer.traffic.copies import Copies
@@ -87,7 +86,6 @@ from toutates.system.errors import ConfigurationError
 from toutates.system.garbage import rare_full_collections
 from toutates.system.interpreter import describe_interpreter, gil_enabled, gil_problem
 from toutates.system.logs.setup import Logs, start_logs
-from toutates.system.memory import available_memory
 from toutates.system.placement import running_on, worker_warnings
 from toutates.system.poison import current
 from toutates.system.private_copies import PrivateCopies
@@ -566,7 +564,6 @@ class Server:
 
     def _make_manager(self, executors: trio.Nursery, on_change: Callable[[], None]) -> ModelManager:
         options = self._options
-        ManyPending.all_unread.limit = options.max_buffered_bytes or available_memory() // 2
         sessions = SessionOptions(
             self._providers, options.custom_op_libraries, options.ort_intra_threads, options.ort_inter_threads
         )

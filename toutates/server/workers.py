@@ -10,6 +10,7 @@ from functools import partial
 
 import trio
 
+from toutates.backends.python.calls import ManyPending
 from toutates.infer.parking import Parking
 from toutates.infer.service import InferService
 from toutates.net import Listening, Worker
@@ -97,6 +98,7 @@ class Workers:
             )
             worker.tls = tls[number] if tls else None
             self._running.append((worker, StartServices(worker, options)))
+        ManyPending.all_unread.share([worker.budget for worker, _ in self._running])
 
     async def answer_start(self, listeners: Listeners) -> None:
         """Listen on the ports of REST and TorchServe, and answer there that the server starts, until ``serve``."""

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple, Protocol
 from weakref import ReferenceType, ref
 
 from toutates.backends.python.error_codes import code_of
@@ -148,27 +148,45 @@ class Response:
     size: int = LEAST_BYTES
 
 
+class Account(Protocol):
+    """Bytes that are held for peers, and how many may be; a worker's ``MemoryBudget``."""
+
+    used: int
+    limit: int
+
+
 class UnreadResponses:
     """Bytes of responses that the models of this process have called for and not read. Any thread may use it.
 
-    Attributes:
-        limit: of all together: whoever leaves something unread gets no more above it.
+    They are in one sum with what workers hold for their peers: what is unread here, workers may not hold. It takes half
+    of the limit at most, so that models leave room for peers.
     """
 
     def __init__(self) -> None:
-        self.limit = 2**62
+        self._limit = 2**62
+        self._accounts: Sequence[Account] = ()
         self._bytes = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the collector may call ``add`` within it, by ``ManyPending.__del__``
+
+    def share(self, accounts: Sequence[Account]) -> None:
+        """Be in one sum with ``accounts``, whose limits make that of all together."""
+        with self._lock:
+            self._limit = sum([account.limit for account in accounts])
+            self._accounts = accounts
+        self.add(0)
 
     def add(self, growth: int) -> None:
         """Count bytes; a negative number when they are read."""
         with self._lock:
             self._bytes += growth
+            for account in self._accounts:
+                account.limit = max(self._limit - self._bytes, 0) // len(self._accounts)
 
     @property
     def is_full(self) -> bool:
-        """Whether there are more than may be."""
-        return self._bytes > self.limit
+        """Whether whoever leaves something unread gets no more."""
+        unread = self._bytes
+        return unread > self._limit >> 1 or unread + sum([one.used for one in self._accounts]) > self._limit
 
 
 @dataclass(slots=True, eq=False)

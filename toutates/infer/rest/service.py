@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from toutates.engine.counters import WorkerCounters
+from toutates.engine.open_request import unread_of
 from toutates.engine.servable import Buffer
 from toutates.infer.answers import Answers, RequestContext
 from toutates.infer.call import Transport
@@ -406,7 +407,7 @@ class RestInferService(InferService):
     def _unread_bytes(self, context: RequestContext) -> int:
         """See ``Consumer``: what waits for the peer."""
         call: Any = context[0]
-        return int(call.unread_bytes)
+        return unread_of(int(call.unread_bytes), self.worker.budget.room)
 
     def _make_answers(self, counters: WorkerCounters, version: ServedVersion) -> Answers:
         if version.decoupled:

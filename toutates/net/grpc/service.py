@@ -106,7 +106,7 @@ class GrpcService(Service):
         if first._shared is None:
             limits = worker.limits
             first._shared = Shared(
-                worker.buffer_bytes, worker.limit_hits, limits.inflation, worker.message_memory, self._http_fields
+                worker.budget, worker.limit_hits, limits.inflation, worker.message_memory, self._http_fields
             )
         self.shared = first._shared
 

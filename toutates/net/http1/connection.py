@@ -75,6 +75,9 @@ class HttpConnection(Connection):
         answers.owner = self
         answers.dirty = worker.dirty
         self.kept_bytes = self.waiting = 0
+        self._budget = worker.budget
+        #: what the budget counts of requests that are not whole, and of answers that were not taken
+        self._counted_bytes = 0
         self.full = False
         self._closed = False
         #: whether requests that have come wait until the peer reads
@@ -101,6 +104,7 @@ class HttpConnection(Connection):
     def keep(self, call: HttpCall, size: int) -> None:
         """Count bytes that a call keeps. While they are many, no more is read."""
         self.kept_bytes += size
+        self._budget.used += size
         if self.link is None:
             return
         if size > 0 and self._keeps_much and not self.full:
@@ -258,6 +262,8 @@ class HttpConnection(Connection):
             calls = [self._large(call) if isinstance(call.body, MessageMemory) else call for call in calls]
         self.direct = http.direct or self._foreseen is not None
         receiving = http.receiving
+        if self._counted_bytes or receiving is not Receiving.IDLE:
+            self._count()
         if receiving is Receiving.PAUSED or self.full:
             # What is read in vain would have to be kept, so nothing is.
             self.full = (receiving is Receiving.PAUSED and not http.behind) or self._keeps_much
@@ -283,7 +289,15 @@ class HttpConnection(Connection):
         answers = self._answers
         out, answers.out = answers.out, []  # ``Answers.take``, written out
         answers.bulky = False
+        if self._counted_bytes:
+            self._count()
         return out
+
+    def _count(self) -> None:
+        """Have the budget count what is held now; not done for requests that came whole and wait for nothing."""
+        held_bytes = self._http.held_bytes
+        self._budget.used += held_bytes - self._counted_bytes
+        self._counted_bytes = held_bytes
 
     def bind(self, link: Any) -> None:
         """Have ``link`` put into the worker's list as soon as there is output; None when the driver lets go."""
@@ -345,12 +359,15 @@ class HttpConnection(Connection):
     def connection_lost(self) -> list[Any]:
         """The socket is gone: nobody waits for answers any more."""
         self._close()
+        self._budget.used -= self._counted_bytes
+        self._counted_bytes = 0
         return []
 
     def _close(self) -> None:
         self._closed = True
         self.behind = self.full = self.direct = False
         self._http.lose()
+        self._count()
 
     # --- what it is at -----------------------------------------------------------------------------------------------
 
