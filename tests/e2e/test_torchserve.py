@@ -6,10 +6,10 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import requests
@@ -345,16 +345,46 @@ def test_models_that_are_not_changed_by_request(repository: Path, tmp_path: Path
         assert len(ask(process, "GET", "/models").json()["models"]) == 3
 
 
+#: URLs that only look as if they began with {root}/archives/.
+OUT_OF_ARCHIVES: Sequence[str] = [
+    "{root}/elsewhere.mar",
+    "{root}/archives/../elsewhere.mar",
+    "{root}/archives/%2e%2e/elsewhere.mar",
+    "{root}/archives/x/.%2E/%2e./elsewhere.mar",
+    "{root}/archives/%252e%252e/elsewhere.mar",
+    "{root}/archives/..%2felsewhere.mar",
+    "{root}/archives/..;/elsewhere.mar",
+    "{root}/archives/..\\elsewhere.mar",
+    "{root}/archives%2fx.mar",
+    "{root}/archives/x.mar\r\nHost: elsewhere",
+    "{root}/archives/x y.mar",
+    "http://me@{host}/archives/x.mar",
+    "{root}@127.0.0.1:1/archives/x.mar",
+    "//{host}/archives/x.mar",
+    "https://{host}/archives/x.mar",
+]
+
+
 class Archives(BaseHTTPRequestHandler):
     """Serves an archive, and sends clients elsewhere."""
 
     data = b""
+    away: Mapping[str, str] = {
+        "/archives/away.mar": "/elsewhere.mar",
+        "/archives/up.mar": "/archives/x/%2e%2e/%2E./elsewhere.mar",
+        "/archives/moved.mar": "/archives/here/lengths.mar",
+    }
+    asked: ClassVar[list[str]] = []
 
     def do_GET(self) -> None:
-        if self.path == "/archives/away.mar":
+        self.asked.append(self.path)
+        if self.path in self.away:
             self.send_response(302)
-            self.send_header("Location", "/elsewhere.mar")
+            self.send_header("Location", self.away[self.path])
             self.end_headers()
+            return
+        if self.path == "/archives/odd.mar":
+            self.wfile.write(b"HTTP/1.1 none of them\r\n\r\n")
             return
         self.send_response(200)
         self.end_headers()
@@ -381,12 +411,21 @@ def test_an_archive_is_downloaded_from_where_it_may_and_a_secret_is_asked_for(tm
             def register(url: str) -> requests.Response:
                 return ask(process, "POST", "/models", json={"url": url}, headers={"admin": "letmein"})
 
-            assert error(register(f"{root}/elsewhere.mar"))[0] == 404
-            assert error(register(f"{root}/archives/away.mar")) == (
-                400,
-                "DownloadArchiveException",
-                f"Failed to download archive from: {root}/archives/away.mar",
-            )
+            for way in OUT_OF_ARCHIVES:
+                assert error(register(way.format(root=root, host=root.removeprefix("http://"))))[:2] == (
+                    404,
+                    "ModelNotFoundException",
+                ), way
+            for name in ("away", "up", "odd"):
+                assert error(register(f"{root}/archives/{name}.mar")) == (
+                    400,
+                    "DownloadArchiveException",
+                    f"Failed to download archive from: {root}/archives/{name}.mar",
+                )
+            assert all(path.startswith("/archives/") and ".." not in path for path in Archives.asked), Archives.asked
+            moved = root.replace("http", "HTTP") + "/archives/moved.mar"
+            assert status(register(moved))[0] == 200
+            assert status(ask(process, "DELETE", "/models/lengths", headers={"admin": "letmein"}))[0] == 200
             assert status(register(url))[0] == 200
             path, headers = "/models/lengths", {"admin": "letmein"}
             [described] = ask(process, "GET", path, headers=headers).json()

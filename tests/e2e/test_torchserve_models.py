@@ -209,6 +209,31 @@ def test_a_slow_download_holds_nobody_up(server: ServerProcess, store: Path, slo
         assert registered.result().json() == {"status": 'Model "slow" Version: 1.0 registered with 1 initial workers'}
 
 
+def test_forty_slow_downloads_hold_up_no_listing_and_no_deletion(
+    server: ServerProcess, store: Path, slow: SlowSource
+) -> None:
+    mar(store / "beside.mar", contents(modelName="beside"))
+    url = f"http://127.0.0.1:{slow.server_port}/slow.mar"
+    refused = threading.Event()
+
+    def register(number: int) -> int:
+        status = manage(server, "POST", f"/models?url={url}&model_name=slow-{number}").status_code
+        if status == 503:
+            refused.set()
+        return status
+
+    with ThreadPoolExecutor(50) as pool:
+        statuses = pool.map(register, range(45))
+        try:
+            assert refused.wait(120)
+            assert manage(server, "GET", "/models").status_code == 200
+            assert manage(server, "POST", "/models?url=beside.mar").status_code == 200
+            assert manage(server, "DELETE", "/models/beside").status_code == 200
+        finally:
+            slow.server_close()  # so that those that are held get no connection
+        assert set(statuses) == {400, 503}
+
+
 def test_two_registrations_of_one_model_take_turns(server: ServerProcess, store: Path) -> None:
     for version in ("1.0", "2.0"):
         mar(store / f"twice-{version}.mar", contents(modelName="twice", modelVersion=version))

@@ -17,11 +17,14 @@ import trio
 
 from toutates.net import Worker
 from toutates.system.errors import ExecutionFailed, Overloaded, RequestError, Unavailable
+from toutates.system.thread_pools import ThreadPool
 
-__all__ = ["ControlQueue"]
+__all__ = ["PARSING", "ControlQueue"]
 
 logger = logging.getLogger(__name__)
 
+#: What reads requests that may hold whole models.
+PARSING: Final = ThreadPool("requests", 4)
 #: Most calls that wait at once, and most bytes of their requests.
 MAX_WAITING: Final = 256
 MAX_WAITING_BYTES: Final = 2**31

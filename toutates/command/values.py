@@ -12,11 +12,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from toutates.backends.onnx.provider_names import PROVIDERS
 from toutates.models.caching import LEAST_CACHE_BYTES
 from toutates.models.repository import not_a_model_name
 from toutates.models.turns import EXECUTION_COUNT, Limit
+from toutates.repositories.web.allowed import plain_url
 from toutates.system.address import INFERENCE_PORTS, Address, parse_address
 from toutates.system.errors import ConfigurationError
 from toutates.system.logs.levels import parse_levels
@@ -200,7 +202,11 @@ def url_prefixes(text: str) -> tuple[str, ...]:
     """Beginnings of URLs, separated by commas. Each names its host in full."""
     found = names(text)
     for prefix in found:
-        if not re.fullmatch(r"(https?://[^/@?#\\\s]+|file://)/[^?#\s]*", prefix):
+        try:
+            is_whole = plain_url(prefix).path == urlsplit(prefix).path and not urlsplit(prefix).query
+        except ValueError:
+            is_whole = False
+        if not is_whole:
             raise ConfigurationError(
                 "is not the beginning of a URL",
                 value=prefix,

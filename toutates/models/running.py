@@ -38,6 +38,7 @@ from toutates.system.interpreter import gil_enabled
 from toutates.system.placement import Placement, Turns
 from toutates.system.shared_threads import SharedThreads, name_this_thread
 from toutates.system.text import described
+from toutates.system.thread_pools import ThreadPool
 
 __all__ = ["LoadOptions", "Outcome", "RunningVersions", "identity_of"]
 
@@ -53,6 +54,7 @@ MOST_SWEPT_LATER: Final = 64 * 1024 * 1024
 #: How long a thread loads versions of several models before it hands them over, nanoseconds.
 SHARE_NS: Final = 10_000_000
 _LOADER_NAME: Final = "ort"
+_SWEEPS: Final = ThreadPool("sweep", 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +294,7 @@ class RunningVersions:
                 await settle()
         left_bytes, self._left_bytes = self._left_bytes, 0
         try:
-            await trio.to_thread.run_sync(self._give_back)
+            await _SWEEPS.run(self._give_back)
         except (RuntimeError, MemoryError) as error:
             self._left_bytes += left_bytes
             logger.warning("memory of models that have left is given back later: %s", error)

@@ -64,12 +64,17 @@ class Pace:
                     pieces.append(piece)
                     left -= len(piece)
                     waited_s += took_s
-                    self._count(len(piece), took_s)
+                    self.count(len(piece), took_s)
             finally:  # what came before an answer was cut off is content too, or one cut early each time never gets on
                 if pieces:
                     yield pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def _count(self, size: int, took_s: float) -> None:
+    def count(self, size: int, took_s: float) -> None:
+        """Note what has come, and how long it was waited for.
+
+        Raises:
+            TooSlow: less has come than has to.
+        """
         self._waited_s += took_s
         self._came += size
         if self._waited_s < _WINDOW_S:

@@ -21,6 +21,7 @@ from toutates.repositories.control.first_look import FirstLook, look_first
 from toutates.repositories.control.model_control import ModelControl
 from toutates.repositories.control.on_demand import OnDemand
 from toutates.repositories.control.passed_over import PassedOver
+from toutates.repositories.control.threads import FIRST_LOOKS
 from toutates.repositories.control.waiting import Waiting
 from toutates.repositories.interface import Repository
 from toutates.repositories.opening import open_repositories
@@ -143,7 +144,7 @@ class FirstLoad:
         )
         async with self.waiting.logged():
             await self._wait_for_directories()
-            self.repositories += await trio.to_thread.run_sync(open_them, abandon_on_cancel=True)
+            self.repositories += await FIRST_LOOKS.run(open_them, abandon_on_cancel=True)
             return await look_first(
                 self.repositories,
                 options.load_models,
@@ -167,7 +168,7 @@ class FirstLoad:
         directories = [one for one in self._options.model_repositories if isinstance(one, Path)]
         told = False
         with trio.move_on_after(wait_s):
-            while late := await trio.to_thread.run_sync(look, directories, abandon_on_cancel=True):
+            while late := await FIRST_LOOKS.run(look, directories, abandon_on_cancel=True):
                 for path in () if told else late:
                     logger.warning(
                         "the model repository '%s' is not there yet: waiting for it, %.0f s at most", path, wait_s
@@ -179,7 +180,7 @@ class FirstLoad:
         until = "" if may_be_empty else "; the server is not ready until it has one"
         for repository in self.repositories:
             try:
-                advice = await trio.to_thread.run_sync(repository.advice, abandon_on_cancel=True)
+                advice = await FIRST_LOOKS.run(repository.advice, abandon_on_cancel=True)
             except ToutatesError:
                 advice = ""  # it was listed a moment ago, and what is wrong now is told elsewhere
             advice = f": {advice}" if advice else ""

@@ -38,6 +38,7 @@ from toutates.api.control_queue import ControlQueue
 from toutates.api.dataplane.everywhere import Everywhere
 from toutates.api.dataplane.plane import DataPlane, ServerIdentity
 from toutates.api.dataplane.readiness import Readiness
+from toutates.api.dataplane.shared_memory import CUDA
 from toutates.api.dataplane.traffic import NOTE as TRAFFIC_NOTE
 from toutates.api.dataplane.traffic import change_of
 from toutates.api.restrictions import RestrictedProtocol, by_group
@@ -408,7 +409,7 @@ class Server:
         allowed = self._options.allow_client_shm
         return Regions(
             allowed=allowed,
-            cuda=await trio.to_thread.run_sync(load_cuda) if allowed else None,
+            cuda=await CUDA.run(load_cuda) if allowed else None,
             gpus=not allowed and gpus_seen(),
         )
 

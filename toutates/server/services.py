@@ -264,7 +264,7 @@ class Services:
         models = Models(
             plane,
             local[0] if local else None,
-            Downloads(chosen.model_store, chosen.allowed_urls),
+            Downloads(chosen.model_store, chosen.allowed_urls, self.options.download_min_rate),
             self.torchserve_defaults,
             self.queue.nursery.start_soon,
         )

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable
-from functools import partial
 from typing import Any, Final
 
 import trio
 
 from toutates.models.table import ModelTable
+from toutates.system.thread_pools import ThreadPool
 
-__all__ = ["MANY", "Beside"]
+__all__ = ["ANSWERS", "MANY", "Beside"]
 
+ANSWERS: Final = ThreadPool("answers", 4)
 #: Models from which on an answer about all of them is made beside the worker.
 MANY: Final = 256
 #: An answer is sent again for this many times as long as it took to make, and for LONGEST_S at most.
@@ -54,7 +55,7 @@ class Beside:
             if known is not None and known[0] is table and trio.current_time() < known[1]:
                 return known[2]
             self._made = {}  # of few requests: one of each kind that there is
-            took_s, answer = await trio.to_thread.run_sync(partial(self._make, request))
+            took_s, answer = await ANSWERS.run(self._make, request)
             self._made[key] = table, trio.current_time() + min(COST_SHARE * took_s, LONGEST_S), answer
             return answer
 

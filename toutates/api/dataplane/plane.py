@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-import trio
-
-from toutates.api.dataplane.beside import MANY, Beside
+from toutates.api.dataplane.beside import ANSWERS, MANY, Beside
 from toutates.api.dataplane.everywhere import Everywhere, LocalCalls, all_statistics, whole_index
 from toutates.api.dataplane.log_settings import log_settings
 from toutates.api.dataplane.readiness import Readiness
@@ -239,9 +237,9 @@ class DataPlane:
         if self._loader is not None:
             # Of any number of models: beside this thread, which loads others meanwhile.
             shown = (names, NOT_LOADED, self._loader.is_loading)
-            return await trio.to_thread.run_sync(repository_index, self.get_table(), request, *shown)
+            return await ANSWERS.run(repository_index, self.get_table(), request, *shown)
         if self.has_many:
-            return await trio.to_thread.run_sync(repository_index, self.get_table(), request, names)
+            return await ANSWERS.run(repository_index, self.get_table(), request, names)
         return repository_index(self.get_table(), request, names)
 
     async def load(self, request: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-import trio
-
+from toutates.api.control_queue import PARSING
 from toutates.models.repository import has_control_characters
 from toutates.protocol.grpc_service_pb2 import (
     ModelRepositoryParameter,
@@ -31,7 +30,7 @@ async def load_model(control: ModelControl, request: RepositoryModelLoadRequest)
         RequestError: the request cannot be used, or the model cannot be loaded.
     """
     # In a thread: the request may have gigabytes of files, and reading them copies them.
-    name, config, files = await trio.to_thread.run_sync(_read_load, request)
+    name, config, files = await PARSING.run(_read_load, request)
     try:
         await control.load(name, config, files)
     except ModelLoadError as error:

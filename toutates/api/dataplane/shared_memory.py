@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import trio
+from typing import Final
 
 from toutates.infer.regions import Kind, Regions
 from toutates.protocol import grpc_service_pb2 as pb
+from toutates.system.thread_pools import ThreadPool
 
 __all__ = [
+    "CUDA",
     "cuda_status",
     "register_cuda",
     "register_cuda_aside",
@@ -17,6 +19,8 @@ __all__ = [
     "unregister_cuda_aside",
     "unregister_system",
 ]
+
+CUDA: Final = ThreadPool("cuda", 8)
 
 
 def system_status(regions: Regions, request: pb.SystemSharedMemoryStatusRequest) -> pb.SystemSharedMemoryStatusResponse:
@@ -66,7 +70,7 @@ async def register_cuda_aside(
     regions: Regions, request: pb.CudaSharedMemoryRegisterRequest
 ) -> pb.CudaSharedMemoryRegisterResponse:
     """The same in a thread, where there is a GPU: the first region of one may have to wait for CUDA to start there."""
-    return await trio.to_thread.run_sync(register_cuda, regions, request)
+    return await CUDA.run(register_cuda, regions, request)
 
 
 def unregister_cuda(
@@ -82,4 +86,4 @@ async def unregister_cuda_aside(
     regions: Regions, request: pb.CudaSharedMemoryUnregisterRequest
 ) -> pb.CudaSharedMemoryUnregisterResponse:
     """The same in a thread: closing memory waits for the GPU."""
-    return await trio.to_thread.run_sync(unregister_cuda, regions, request)
+    return await CUDA.run(unregister_cuda, regions, request)

@@ -6,10 +6,9 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
 
-import trio
 from google.protobuf.message import Message
 
-from toutates.api.control_queue import ControlQueue
+from toutates.api.control_queue import PARSING, ControlQueue
 from toutates.api.grpc.statuses import STATUSES
 from toutates.api.grpc.unary import check_size
 from toutates.h2grpc import Call, UnaryHandler
@@ -44,7 +43,7 @@ def on_main_thread(
 
     async def work(call: Call, message: bytes) -> Callable[[], None]:
         if large:
-            request = await trio.to_thread.run_sync(parse, request_type, message)
+            request = await PARSING.run(parse, request_type, message)
         else:
             request = parse(request_type, message)
         del message  # which may be large

@@ -9,12 +9,11 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 import msgspec
-import trio
 
 from toutates.access.callers import Caller
 from toutates.access.worker_gate import Visit
 from toutates.api.audit import Author, audited, audited_later, author_of
-from toutates.api.control_queue import ControlQueue
+from toutates.api.control_queue import PARSING, ControlQueue
 from toutates.api.dataplane.plane import DataPlane
 from toutates.api.doors import Doors
 from toutates.api.limited import check_names, only
@@ -330,7 +329,7 @@ class RestHandler:
         endpoint = route.endpoint
         assert endpoint.awaited is not None
         given = None if call.head.served_as == "GET" else body
-        request = await trio.to_thread.run_sync(endpoint.read, route, given)
+        request = await PARSING.run(endpoint.read, route, given)
         del body, given
         answer = audited_later(author, partial(endpoint.awaited, self._plane))
         if caller is not None and caller.models:

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import http.client
+import io
+import shutil
 import tempfile
 import time
-import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from email.message import Message
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, Final
-from urllib.parse import urlsplit
+from typing import IO, Any, Final
+
+import trio
 
 from toutates.api.torchserve.answers import Problem
+from toutates.repositories.pace import LEAST_RATE, Pace
+from toutates.repositories.web.allowed import AllowedUrls, PlainUrl
+from toutates.system.text import shown
+from toutates.system.thread_pools import ThreadPool
 
-__all__ = ["Downloads"]
+__all__ = ["FOLDERS", "Downloads"]
 
+#: What reads, writes and removes files of the repository, which takes no longer than the disk does.
+FOLDERS: Final = ThreadPool("folders", 8)
+#: Downloads take as long as somebody else's server wants.
+_DOWNLOADS: Final = ThreadPool("downloads", 8)
+#: Of a queue that others wait in too.
+_MOST_WAITING: Final = 32
 #: Bytes of an archive, seconds without any of them, and seconds in all.
 _MOST_BYTES: Final = 16 * 2**30
 _TIMEOUT_S: Final = 30.0
@@ -28,70 +41,155 @@ def _not_found(url: str) -> Problem:
     return Problem(404, "ModelNotFoundException", f"Model not found at: {url}")
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """An allowed server must not send us to one that is not."""
-
-    def redirect_request(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
-    ) -> None:
-        return None
-
-
 class Downloads:
     """Finds archives by what clients call them.
 
     Args:
         store: directory of archives; None for none.
         allowed: beginnings of the URLs that archives may be downloaded from.
+        least_rate: at which they have to come, bytes per second; 0 for any.
     """
 
-    def __init__(self, store: Path | None, allowed: Sequence[str]) -> None:
+    def __init__(self, store: Path | None, allowed: Sequence[str], least_rate: int = LEAST_RATE) -> None:
         self._store = store
-        self._allowed = tuple(allowed)
+        self._allowed = AllowedUrls(allowed)
+        self._least_rate = least_rate
 
-    @contextmanager
-    def archive(self, url: str) -> Iterator[Path]:
-        """The archive of a name or a URL; a downloaded one is there until the block ends. Blocks.
+    @asynccontextmanager
+    async def archive(self, url: str) -> AsyncIterator[Path]:
+        """The archive of a name or a URL; a downloaded one is there until the block ends. On the main thread.
 
         Raises:
             Problem: there is none, or it may not be had.
         """
-        if "://" in url or url.startswith("//"):
-            if not url.startswith(self._allowed):
-                problem = f"Given URL {url} does not match any allowed URL(s)"
-                raise Problem(404, "ModelNotFoundException", problem)
-            with tempfile.TemporaryDirectory(prefix="toutates-archive-", ignore_cleanup_errors=True) as directory:
-                yield _download(url, Path(directory))
+        if not _is_url(url):
+            yield await FOLDERS.run(self._stored, url)
             return
-        if ".." in PurePosixPath(url).parts:
-            raise Problem(404, "ModelNotFoundException", f"Relative path is not allowed in url: {url}")
-        if self._store is None or "/" in url or "\\" in url or "\0" in url or not url.strip("."):
-            raise _not_found(url)
-        path = self._store / url
+        try:
+            plain = self._allowed.plain(url)
+        except ValueError as error:
+            problem = f"Given URL {shown(url)} does not match any allowed URL(s)"
+            raise Problem(404, "ModelNotFoundException", problem) from error
+        if _DOWNLOADS.limiter.statistics().tasks_waiting >= _MOST_WAITING:
+            problem = "Too many archives are being downloaded; try again later."
+            raise Problem(503, "ServiceUnavailableException", problem)
+        directory = Path(await FOLDERS.run(partial(tempfile.mkdtemp, prefix="toutates-archive-")))
+        try:
+            # Abandoned at a shutdown, which must not wait for it.
+            yield await _DOWNLOADS.run(self._download, plain, directory, abandon_on_cancel=True)
+        finally:
+            with trio.CancelScope(shield=True):
+                await FOLDERS.run(partial(shutil.rmtree, directory, ignore_errors=True))
+
+    def _stored(self, name: str) -> Path:
+        if ".." in PurePosixPath(name).parts:
+            raise Problem(404, "ModelNotFoundException", f"Relative path is not allowed in url: {name}")
+        if self._store is None or "/" in name or "\\" in name or "\0" in name or not name.strip("."):
+            raise _not_found(name)
+        path = self._store / name
         if not path.exists():
-            raise _not_found(url)
-        yield path
+            raise _not_found(name)
+        return path
 
     def has(self, url: str) -> bool:
         """Whether an archive can be had again: the store has one of this name, or its URL is allowed."""
-        if "://" in url:
-            return url.startswith(self._allowed)
-        named = bool(url.strip(".")) and "/" not in url and "\0" not in url
-        return self._store is not None and named and (self._store / url).exists()
+        try:
+            return bool(self._allowed.plain(url) if _is_url(url) else self._stored(url))
+        except (Problem, ValueError):
+            return False
+
+    def _download(self, url: PlainUrl, directory: Path) -> Path:
+        target = directory / (PurePosixPath(url.path).name or "archive.mar")[-200:]
+        pace = Pace(self._least_rate)
+        opener = urllib.request.build_opener(_Redirects(self._allowed), _Http(pace), _Https(pace))
+        received, ends = 0, time.monotonic() + _LONGEST_S
+        try:
+            with opener.open(str(url), timeout=_TIMEOUT_S) as source, target.open("wb") as out:
+                while data := source.read(_CHUNK):
+                    received += len(data)
+                    if received > _MOST_BYTES or time.monotonic() > ends:
+                        raise TimeoutError
+                    out.write(data)
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise Problem(400, "DownloadArchiveException", f"Failed to download archive from: {url}") from error
+        return target
 
 
-def _download(url: str, directory: Path) -> Path:
-    name = PurePosixPath(urlsplit(url).path).name or "archive.mar"
-    target = directory / name[-200:]
-    opener = urllib.request.build_opener(_NoRedirects)
-    received, ends = 0, time.monotonic() + _LONGEST_S
-    try:
-        with opener.open(url, timeout=_TIMEOUT_S) as source, target.open("wb") as out:
-            while data := source.read(_CHUNK):
-                received += len(data)
-                if received > _MOST_BYTES or time.monotonic() > ends:
-                    raise Problem(400, "DownloadArchiveException", f"Failed to download archive from: {url}")
-                out.write(data)
-    except (OSError, ValueError, urllib.error.URLError) as error:
-        raise Problem(400, "DownloadArchiveException", f"Failed to download archive from: {url}") from error
-    return target
+def _is_url(text: str) -> bool:
+    return "://" in text or text.startswith("//")
+
+
+# --- by urllib -------------------------------------------------------------------------------------------------------
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """An allowed server must not send us to one that is not."""
+
+    def __init__(self, allowed: AllowedUrls) -> None:
+        self._allowed = allowed
+
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: http.client.HTTPMessage,
+        newurl: str,
+    ) -> urllib.request.Request | None:
+        return super().redirect_request(req, fp, code, msg, headers, str(self._allowed.plain(newurl)))
+
+
+class _Paced(io.RawIOBase):
+    """The bytes of a connection, the head of an answer among them, by their pace."""
+
+    def __init__(self, source: Any, pace: Pace) -> None:
+        self._source = source
+        self._pace = pace
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        began = time.monotonic()
+        data = self._source.read1(len(buffer))
+        self._pace.count(len(data), time.monotonic() - began)
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._source.close()
+        super().close()
+
+
+class _Http(urllib.request.HTTPHandler):
+    """Connections whose answers come by a pace."""
+
+    def __init__(self, pace: Pace) -> None:
+        super().__init__()
+        self._pace = pace
+
+    def http_open(self, req: urllib.request.Request) -> Any:
+        return self.do_open(partial(_paced, http.client.HTTPConnection, self._pace), req)
+
+
+class _Https(urllib.request.HTTPSHandler):
+    """The same with TLS."""
+
+    def __init__(self, pace: Pace) -> None:
+        super().__init__()
+        self._pace = pace
+
+    def https_open(self, req: urllib.request.Request) -> Any:
+        return self.do_open(partial(_paced, http.client.HTTPSConnection, self._pace), req)
+
+
+def _paced(kind: Any, pace: Pace, *arguments: Any, **named: Any) -> Any:
+    def answer(*arguments: Any, **named: Any) -> http.client.HTTPResponse:
+        made = http.client.HTTPResponse(*arguments, **named)
+        made.fp = io.BufferedReader(_Paced(made.fp, pace))
+        return made
+
+    connection = kind(*arguments, **named)
+    connection.response_class = answer
+    return connection

@@ -20,7 +20,7 @@ import trio
 
 from toutates.api.dataplane.plane import DataPlane
 from toutates.api.torchserve.answers import Problem, method_not_allowed, no_model, no_version
-from toutates.api.torchserve.downloads import Downloads
+from toutates.api.torchserve.downloads import FOLDERS, Downloads
 from toutates.api.torchserve.predictions import Defaults
 from toutates.models.table import ServedVersion
 from toutates.protocol import grpc_service_pb2 as pb
@@ -39,6 +39,7 @@ from toutates.repositories.torchserve.importing import AlreadyThere, Imported, W
 from toutates.repositories.torchserve.manifest import is_model_name
 from toutates.repositories.torchserve.settings import MAX_WORKERS, set_workers, workers_of
 from toutates.system.errors import ConfigurationError, RequestError
+from toutates.system.thread_pools import ThreadPool
 
 __all__ = ["NOTE", "Models", "Registration"]
 
@@ -50,6 +51,8 @@ Outcome = tuple[int, Any]
 #: The call by which processes tell each other what requests for a model mean.
 NOTE: Final = "TorchServeModel"
 _PROCESSING: Final[Outcome] = 202, {"status": "Processing worker updates..."}
+#: What unpacks archives, and waits for the turn of its model.
+_IMPORTS: Final = ThreadPool("imports", 16)
 #: TorchServe's defaults, which have no effect here.
 _TIMEOUTS: Final = {"responseTimeout": 120, "startupTimeout": 120, "maxRetryTimeoutInSec": 300}
 
@@ -104,8 +107,8 @@ class Models:
             Problem: it cannot be registered.
         """
         repository = self._writable()
-        # Abandoned at a shutdown, which must not wait for a download.
-        imported = await trio.to_thread.run_sync(self._import, repository, wanted, abandon_on_cancel=True)
+        async with self.downloads.archive(wanted.url) as archive:
+            imported = await _IMPORTS.run(self._import, repository, wanted, archive, abandon_on_cancel=True)
         for note in imported.notes:
             logger.warning("model '%s' version %s: %s", imported.model, imported.version, note)
         name, version = imported.model, imported.version
@@ -121,19 +124,17 @@ class Models:
         await load()
         return 200, {"status": which}
 
-    def _import(self, repository: Path, wanted: Registration) -> Imported:
+    def _import(self, repository: Path, wanted: Registration, archive: Path) -> Imported:
+        own = Wanted(
+            wanted.model_name,
+            wanted.handler,
+            wanted.batch_size,
+            wanted.max_batch_delay_ms,
+            wanted.workers or None,
+            wanted.url,
+        )
         try:
-            with self.downloads.archive(wanted.url) as archive:
-                workers = wanted.workers or None
-                own = Wanted(
-                    wanted.model_name,
-                    wanted.handler,
-                    wanted.batch_size,
-                    wanted.max_batch_delay_ms,
-                    workers,
-                    wanted.url,
-                )
-                return import_archive(archive, repository, own, turn=self._turn_in_thread)
+            return import_archive(archive, repository, own, turn=self._turn_in_thread)
         except AlreadyThere as error:
             text = f"Model version {error.version} is already registered for model {error.model}"
             raise Problem(409, "ConflictStatusException", text) from error
@@ -150,7 +151,7 @@ class Models:
                 await self._note(imported.model, idle=False)
             except RequestError as error:
                 logger.warning("model '%s' version %s: %s", imported.model, imported.version, error)
-                await trio.to_thread.run_sync(self._remove, imported.path.parent, imported.number)
+                await FOLDERS.run(self._remove, imported.path.parent, imported.number)
                 text = f"Failed to start workers for model {imported.model} version: {imported.version}"
                 raise Problem(500, "InternalServerException", text) from error
 
@@ -182,13 +183,13 @@ class Models:
             before.CopyFrom(config)
             if workers and workers_of(config) != workers:
                 set_workers(config, workers)
-                await trio.to_thread.run_sync(write_config, self._folder(model), config)
+                await FOLDERS.run(write_config, self._folder(model), config)
             try:
                 await (self._load(model) if workers else self._unload(model))
                 await self._note(model, idle=not workers)
             except RequestError as error:
                 logger.warning("model '%s': %s", model, error)
-                await trio.to_thread.run_sync(write_config, self._folder(model), before)
+                await FOLDERS.run(write_config, self._folder(model), before)
                 text = f"Failed to start workers for model {model} version: {version or 'default'}"
                 raise Problem(500, "InternalServerException", text) from error
 
@@ -217,10 +218,10 @@ class Models:
             loaded = self._loaded(model)
             if len(chosen) == len(versions):
                 await self._unload(model)
-                await trio.to_thread.run_sync(partial(shutil.rmtree, folder, ignore_errors=True))
+                await FOLDERS.run(partial(shutil.rmtree, folder, ignore_errors=True))
                 await self._note(model, idle=False, default=0)
             else:
-                await trio.to_thread.run_sync(self._remove, folder, chosen[0])
+                await FOLDERS.run(self._remove, folder, chosen[0])
                 if loaded:
                     await self._load(model)
         return 200, {"status": f'Model "{model}" unregistered'}
@@ -239,7 +240,7 @@ class Models:
                 text = f"Model version {version} does not exist for model {model}"
                 raise Problem(404, "ModelVersionNotFoundException", text)
             set_default(config, number)
-            await trio.to_thread.run_sync(write_config, self._folder(model), config)
+            await FOLDERS.run(write_config, self._folder(model), config)
             await self._note(model, idle=model in self.defaults.idle, default=number)
         return 200, {"status": f'Default version successfully updated for model "{model}" to "{version}"'}
 
@@ -252,7 +253,7 @@ class Models:
             limit: how many.
             page: where to begin.
         """
-        names = await trio.to_thread.run_sync(self._names)
+        names = await FOLDERS.run(self._names)
         shown = sorted({**names, **dict.fromkeys(self.plane.get_table().models, "")}.items())
         some = [{"modelName": name, "modelUrl": url or names.get(name, "")} for name, url in shown[page : page + limit]]
         document: dict[str, Any] = {}
@@ -342,7 +343,7 @@ class Models:
         if not is_model_name(model) or self.repository is None:
             raise no_model(model)
         try:
-            config = await trio.to_thread.run_sync(read_config, self._folder(model))
+            config = await FOLDERS.run(read_config, self._folder(model))
         except ConfigurationError as error:
             raise Problem(400, "BadRequestException", f"model '{model}' {error.problem}") from error
         if config is None:

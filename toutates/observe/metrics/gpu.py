@@ -17,6 +17,7 @@ import trio
 
 from toutates.observe.metrics.catalogue import CATALOGUE
 from toutates.observe.metrics.families import Family
+from toutates.system.thread_pools import ThreadPool
 
 __all__ = ["GpuGauges", "load_nvml"]
 
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two readings, as Triton's ``--metrics-interval-ms``.
 INTERVAL_S: Final = 2.0
+_READING: Final = ThreadPool("gpu figures", 1)
 #: Values that were read longer ago, in seconds, are not shown.
 STALE_S: Final = 30.0
 
@@ -73,7 +75,7 @@ class GpuGauges:
         has_failed = False
         while True:
             try:
-                if not await trio.to_thread.run_sync(self.read, abandon_on_cancel=True):
+                if not await _READING.run(self.read, abandon_on_cancel=True):
                     return
                 has_failed = False
             except Exception:

@@ -13,9 +13,8 @@ from typing import Final
 import trio
 
 from toutates.models.repository import ModelFolder, unexpected
-from toutates.repositories.control.threads import in_thread
+from toutates.repositories.control.threads import fetches_of, has_all_here, in_thread
 from toutates.repositories.interface import Progress, Repository
-from toutates.repositories.local.repository import LocalRepository
 from toutates.repositories.obtaining import obtain
 from toutates.system.errors import ToutatesError
 from toutates.system.logs.progress import ProgressLine
@@ -24,7 +23,6 @@ __all__ = ["fetch_all"]
 
 logger = logging.getLogger(__name__)
 
-_MODELS_AT_ONCE: Final = 4
 #: Until the first line, so that a start from the cache has none, and between two lines. Seconds.
 _PERIOD_S: Final = 5.0
 
@@ -44,14 +42,13 @@ async def fetch_all(
         clock: seconds.
     """
     folders = [folder for _, folder in found]
-    limiter = trio.CapacityLimiter(_MODELS_AT_ONCE)
     fetched = _FetchedBytes(ProgressLine(logger, "fetched %.1f of %.1f MB: %s", _PERIOD_S, clock))
     all_there = False
 
     async def fetch(number: int, repository: Repository, folder: ModelFolder) -> None:
         try:
             work = partial(obtain, repository, folder, fetched.of(folder.name))
-            folders[number] = await in_thread(cpus, work, name=f"fetch {folder.name}", limiter=limiter)
+            folders[number] = await in_thread(cpus, fetches_of(repository), work, name=f"fetch {folder.name}")
         except ToutatesError as error:
             folders[number] = replace(folder, versions=(), problem=str(error))
         except Exception as error:
@@ -69,7 +66,7 @@ async def fetch_all(
         watching.start_soon(stop_when_cancelled)
         async with trio.open_nursery() as nursery:
             for number, (repository, folder) in enumerate(found):
-                if getattr(repository.fetch, "__func__", None) is LocalRepository.fetch:  # there is nothing to fetch
+                if has_all_here(repository):  # there is nothing to fetch
                     folders[number] = repository.fetch(folder, _not_shown)
                     continue
                 nursery.start_soon(fetch, number, repository, folder)

@@ -17,7 +17,6 @@ operator to mend, and what it once had is not served. Each that has not answered
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ import trio
 
 from toutates.models.repository import ModelFolder
 from toutates.repositories.control.passed_over import PassedOver
-from toutates.repositories.control.threads import in_thread
+from toutates.repositories.control.threads import FIRST_LOOKS, in_thread
 from toutates.repositories.control.waiting import Waiting
 from toutates.repositories.interface import Recalled, Repository
 from toutates.repositories.opening import double_model, refuse_duplicates, refuse_unknown
@@ -275,7 +274,7 @@ class _Asking:
 
 async def _ask_in_thread(cpus: tuple[int, ...], work: Callable[[], T]) -> T:
     """Run what may block for long, however many others do. Cancelled, it leaves the thread to end with the process."""
-    return await in_thread(cpus, work, name="look", limiter=trio.CapacityLimiter(math.inf), abandon_on_cancel=True)
+    return await in_thread(cpus, FIRST_LOOKS, work, abandon_on_cancel=True)
 
 
 def _duration(seconds: float) -> str:

@@ -36,7 +36,7 @@ from toutates.repositories.control.first_look import Late
 from toutates.repositories.control.load_request import failed, override_of
 from toutates.repositories.control.modes import ControlMode
 from toutates.repositories.control.passed_over import PassedOver
-from toutates.repositories.control.threads import in_thread
+from toutates.repositories.control.threads import fetches_of, in_thread
 from toutates.repositories.control.view import Found, Looks, View
 from toutates.repositories.interface import Repository
 from toutates.repositories.local.uploads import misplaced, uploaded
@@ -54,6 +54,7 @@ from toutates.system.errors import (
 from toutates.system.placement import running_on
 from toutates.system.spelling import composed, spellings_of
 from toutates.system.text import described
+from toutates.system.thread_pools import ThreadPool
 
 __all__ = ["MAX_SETTLE_S", "Demand", "ModelControl"]
 
@@ -61,6 +62,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between the two looks of a poll, at most.
 MAX_SETTLE_S: Final = 1.0
+#: What writes the files of requests, and removes them.
+_UPLOADS: Final = ThreadPool("uploads", 8)
 
 
 class Demand(Protocol):
@@ -421,7 +424,7 @@ class ModelControl:
         problem = misplaced(files)
         if problem:
             raise InvalidRequest(f"{failed(name)}: {problem}")
-        override = None if config is None else await in_thread(self._cpus, partial(override_of, name, config))
+        override = None if config is None else await in_thread(self._cpus, _UPLOADS, partial(override_of, name, config))
         async with self._manager.turn(name) as turn:
             known = self._known.setdefault(name, _Known())
             try:
@@ -443,14 +446,14 @@ class ModelControl:
     ) -> None:
         upload = uploaded(name, files, override)
         try:
-            folder = await in_thread(self._cpus, upload.__enter__)
+            folder = await in_thread(self._cpus, _UPLOADS, upload.__enter__)
         except NotInRepository as error:
             raise NotInRepository(f"{failed(name)}: {error}") from error
         try:
             await turn.load(folder, overridden=True)
         finally:
             with trio.CancelScope(shield=True):
-                await in_thread(self._cpus, partial(upload.__exit__, None, None, None))
+                await in_thread(self._cpus, _UPLOADS, partial(upload.__exit__, None, None, None))
         self._release(known)
         known.held, known.override, known.uploaded = None, None, True
 
@@ -553,7 +556,8 @@ class ModelControl:
             if entry is not None and not entry.may_be_loaded:
                 return
             with self._knowing(name) as known:
-                found, fetched = await in_thread(self._cpus, partial(_look_and_fetch, repository, name, folder, look))
+                work = partial(_look_and_fetch, repository, name, folder, look)
+                found, fetched = await in_thread(self._cpus, fetches_of(repository), work)
                 known.tried = found.identity
                 await self._load_fetched(turn, repository, fetched, known, all_or_none=False, make_room=make_room)
 
@@ -672,7 +676,7 @@ class ModelControl:
         """Fetch a model and have it loaded; the files are kept if any of it is served, those from before released."""
         fetch = partial(obtain, found.repository, found.folder, lambda done, total: None, override)
         try:
-            folder = await in_thread(self._cpus, fetch)
+            folder = await in_thread(self._cpus, fetches_of(found.repository), fetch)
         except ToutatesError as error:
             raise NotInRepository(f"{failed(name)}: {error}") from error
         except Exception as error:

@@ -32,7 +32,7 @@ from toutates.models.memory_size import VERSION_BYTES, files_size
 from toutates.models.repository import ModelFolder
 from toutates.repositories.control.demand_memory import DemandMemory, TooLarge
 from toutates.repositories.control.model_control import MakeRoom, ModelControl, Rest
-from toutates.repositories.control.threads import in_thread
+from toutates.repositories.control.threads import LOOKS, in_thread
 from toutates.repositories.interface import Repository
 from toutates.repositories.opening import double_model, refuse_double
 from toutates.system.client_text import without_paths
@@ -213,7 +213,7 @@ class OnDemand:
         doubles: dict[str, tuple[Repository, Repository]] = {}
         for repository in self._repositories:
             try:
-                found = await in_thread(self._cpus, repository.index, abandon_on_cancel=True)
+                found = await in_thread(self._cpus, LOOKS, repository.index, abandon_on_cancel=True)
             except ToutatesError as error:
                 if all_must_answer:
                     raise ConfigurationError(str(error)) from error

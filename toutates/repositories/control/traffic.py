@@ -20,6 +20,7 @@ from toutates.models.table import ModelTable
 from toutates.models.traffic.checking import problems_of
 from toutates.models.traffic.reading import merged, read_document, read_rules_file
 from toutates.models.traffic.rules import NO_TRAFFIC, TrafficRules
+from toutates.repositories.control.threads import LOOKS
 from toutates.system.errors import ConfigurationError, InvalidRequest
 from toutates.system.logs.limit import LineLimit
 
@@ -116,7 +117,7 @@ class TrafficControl:
             self._unreadable = f"{found[0]} and {found[1]} both have rules; put them into one of them"
             return
         try:
-            rules = await trio.to_thread.run_sync(read_rules_file, found[0]) if found else NO_TRAFFIC
+            rules = await LOOKS.run(read_rules_file, found[0]) if found else NO_TRAFFIC
         except ConfigurationError as error:
             self._unreadable = str(error)
             return

@@ -12,7 +12,7 @@ import trio
 
 from toutates.models.repository import ModelFolder
 from toutates.repositories.control.passed_over import PassedOver
-from toutates.repositories.control.threads import in_thread
+from toutates.repositories.control.threads import LOOKS, in_thread
 from toutates.repositories.interface import Repository
 from toutates.system.errors import ToutatesError
 from toutates.system.logs.limit import Told
@@ -93,7 +93,8 @@ class Looks:
 
         async def look_into(repository: Repository) -> None:
             try:
-                found[repository] = await in_thread(self._cpus, partial(repository.scan, only), abandon_on_cancel=True)
+                work = partial(repository.scan, only)
+                found[repository] = await in_thread(self._cpus, LOOKS, work, abandon_on_cancel=True)
                 view.read.add(repository.name)
             except ToutatesError as error:
                 view.unreadable.add(repository.name)

@@ -15,6 +15,7 @@ from typing import IO, Any, Final
 
 import trio
 
+from toutates.api.control_queue import PARSING
 from toutates.api.dataplane.everywhere import Order, Outcome
 from toutates.server.processes.reads import Reads
 
@@ -100,7 +101,7 @@ class Orders:
                 outcomes = await self._in_all(order)
                 if any(not one.error for one in outcomes):
                     # In a thread: it may write a file.
-                    self._keep(await trio.to_thread.run_sync(_Kept, order))
+                    self._keep(await PARSING.run(_Kept, order))
                     self._forget_unloaded([order.about])
             finally:
                 self._under_way -= 1
