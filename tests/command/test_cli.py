@@ -131,6 +131,7 @@ EFFECTS: Final[list[tuple[str, str, str, object]]] = [
     ("--http-header-forward-pattern", "^x-", "rest", RestSettings(forwarded=re.compile("^x-", re.IGNORECASE))),
     ("--grpc-header-forward-pattern", "^x-", "grpc_forwarded", re.compile("^x-", re.IGNORECASE)),
     ("--metrics-addr", "[::1]:99", "metrics_addr", Address("::1", 99)),
+    ("--allowed-hosts", "A.example., proxy", "allowed_hosts", ("a.example", "proxy")),
     ("--traffic-file", "traffic.yaml", "traffic_file", Path("traffic.yaml")),
     ("--server-id", "mine", "server_id", "mine"),
     ("--shutdown-delay", "0.5", "shutdown_delay_s", 0.5),

@@ -63,7 +63,10 @@ REQUESTS: Final = {
     "what is restricted": (get("/v2/trace/setting"), 403),
     "an API for text": (post("/v1/embeddings", "{}", "Content-Type: application/json"), 400),
     "TorchServe": (get("/ping"), 200),
-    "a body that is too long": (post("/v2/logging", b"", "X-Is: long").replace(b"Length: 0", b"Length: 99999999"), 413),
+    "a body that is too long": (
+        post("/v2/repository/index", b"", "X-Is: long").replace(b"Length: 0", b"Length: 99999999"),
+        413,
+    ),
 }
 
 

@@ -103,7 +103,8 @@ def test_what_is_answered_is_of_the_schema(server: ServerProcess, document: Any)
                 continue
             if "text" in operation["tags"] or "region" in path:
                 continue
-            answer = peer.ask(get(path.format(model="versions", version=VERSIONS[0])))
+            asked = get(path.format(model="versions", version=VERSIONS[0])).replace(b"Host: here", b"Host: localhost")
+            answer = peer.ask(asked)
             assert answer.status == 200, (path, answer.body)
             content = operation["responses"]["200"]["content"]
             assert answer.fields["content-type"].partition(";")[0] in content

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from hmac import compare_digest
 from typing import Any, Final
 
+from toutates.access.pages import WebPages
 from toutates.access.worker_gate import Visit, WorkerGate
 from toutates.api.rest.answers import STATUSES, access_fields
 from toutates.api.restrictions import RestrictedProtocol
@@ -24,14 +25,21 @@ class Doors:
     Args:
         secrets: by group, what the flags want of a request.
         gate: knows callers; None where everybody is let in.
+        web: which pages of browsers may change the server; None for those of its own machine alone.
 
     Attributes:
-        secrets, gate: as given.
+        secrets, gate, web: as given.
     """
 
-    def __init__(self, secrets: Mapping[str, RestrictedProtocol], gate: WorkerGate | None = None) -> None:
+    def __init__(
+        self,
+        secrets: Mapping[str, RestrictedProtocol],
+        gate: WorkerGate | None = None,
+        web: WebPages | None = None,
+    ) -> None:
         self.secrets = secrets
         self.gate = gate
+        self.web = web or WebPages()
 
     def check_secret(self, group: str, fields: Mapping[str, str]) -> None:
         """Refuse a request without the secret of its group.

@@ -20,6 +20,7 @@ from typing import Final
 from toutates.system.errors import ConfigurationError
 
 __all__ = [
+    "CHANGES",
     "FLAG",
     "HTTP_FLAG",
     "PROTOCOLS",
@@ -68,6 +69,14 @@ PROTOCOLS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     }
 )
 
+#: The paths of the RPCs that can change the server.
+CHANGES: Final = _rpcs(
+    "RepositoryModelLoad",
+    "RepositoryModelUnload",
+    "TraceSetting",
+    "LogSettings",
+    *(f"{kind}SharedMemory{verb}" for kind in ("System", "Cuda") for verb in ("Register", "Unregister")),
+)
 #: The groups that have endpoints of REST.
 REST_GROUPS: Final = tuple(name for name in PROTOCOLS if name != "reflection")
 _GROUPS: Final[Mapping[str, Sequence[str]]] = {FLAG: tuple(PROTOCOLS), HTTP_FLAG: REST_GROUPS}

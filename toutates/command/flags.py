@@ -23,6 +23,7 @@ from toutates.command.values import (
     cache_size,
     choice,
     cpus,
+    hosts,
     interval,
     levels,
     libraries,
@@ -571,6 +572,13 @@ GROUPS: Final[Mapping[str, tuple[Flag, ...]]] = {
             "false",
             boolean,
             bare="true",
+        ),
+        Flag(
+            "allowed-hosts",
+            "NAME,...",
+            "answer browsers by these host names too, such as those of a proxy on this machine",
+            read=hosts,
+            unset="addresses, localhost",
         ),
         Flag(
             "log-level",

@@ -33,6 +33,7 @@ __all__ = [
     "cache_size",
     "choice",
     "cpus",
+    "hosts",
     "interval",
     "levels",
     "libraries",
@@ -55,6 +56,7 @@ Reader = Callable[[str], Any]
 
 #: Of lower-case letters, as browsers write it (RFC 6454 section 6.2).
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
+_HOST: Final = re.compile(r"[a-z0-9._-]+")
 _DEFAULT_PORT: Final = re.compile(r"(?<=^http:)(//.*):80$|(?<=^https:)(//.*):443$")
 _PROVIDERS: Final = {"trt": "tensorrt"} | {name: name for name in ("auto", *PROVIDERS)}
 
@@ -227,6 +229,15 @@ def origins(text: str) -> tuple[str, ...]:
                 value=origin,
                 remedy="write a scheme, a host and perhaps a port: https://app.example",
             )
+    return found
+
+
+def hosts(text: str) -> tuple[str, ...]:
+    """Names of hosts without ports, separated by commas."""
+    found = tuple(one.lower().rstrip(".") for one in names(text))
+    for host in found:
+        if not _HOST.fullmatch(host):
+            raise ConfigurationError("is not the name of a host", value=host, remedy="write one such as status.example")
     return found
 
 

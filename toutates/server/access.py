@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
 from toutates.access.gate import Gate
 from toutates.access.key_file import read_key_file
+from toutates.access.pages import WebPages
 from toutates.access.rules import read_rules
 from toutates.server.options import Options
 from toutates.server.replaced_files import ReplacedFiles
@@ -22,18 +24,20 @@ class Access:
 
     Args:
         options: of the server.
+        certificate_names: returns the names that its certificate is for.
 
     Attributes:
         gate: for everything; None lets everybody in.
         text_gate: for the APIs for text; the same, or that of ``--api-key-file``.
         gates: those there are.
+        pages: which pages of browsers may change the server.
         files: of each gate, to be watched.
 
     Raises:
         ConfigurationError: a file cannot be used.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, certificate_names: Callable[[], Iterable[str]]) -> None:
         self.gate: Gate | None = None
         if options.access_file is not None:
             self.gate = Gate(partial(read_rules, options.access_file))
@@ -41,6 +45,7 @@ class Access:
         if options.api_key_file is not None:
             self.text_gate = Gate(partial(read_key_file, options.api_key_file))
         self.gates = [] if self.text_gate is None else [self.text_gate]
+        self.pages = WebPages(options.rest.cross_origin, options.allowed_hosts, certificate_names)
         for gate in self.gates:
             logger.info("%s", gate.description)
 

@@ -7,11 +7,11 @@ import logging
 import os
 import re
 import ssl
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from toutates.net import describe_tls_error, harden_tls
 from toutates.server.options import TlsFiles
@@ -36,11 +36,13 @@ class ServerTls:
         contexts: one per worker, which alone uses it.
         valid_until: end of the certificate's validity, as OpenSSL writes it; "" if it is not valid, see ``warning``.
         warning: why clients will refuse the certificate, or "".
+        names: of hosts that the certificate is for; none if it is not valid.
     """
 
     contexts: tuple[ssl.SSLContext, ...]
     valid_until: str
     warning: str
+    names: tuple[str, ...]
 
 
 def load_server_tls(files: TlsFiles, count: int) -> ServerTls:
@@ -53,8 +55,7 @@ def load_server_tls(files: TlsFiles, count: int) -> ServerTls:
     rehearsal = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     harden_tls(rehearsal)
     _load_certificate(rehearsal, files.cert, files.key, "--tls-cert", "--tls-key")
-    valid_until, warning = _rehearse(rehearsal, files)
-    return ServerTls(contexts, valid_until, warning)
+    return ServerTls(contexts, *_rehearse(rehearsal, files))
 
 
 class ServerCertificate:
@@ -68,6 +69,7 @@ class ServerCertificate:
     Attributes:
         contexts: one per worker; none for plaintext.
         for_monitoring: that of the HTTP side, which speaks HTTP/1.1 only; None for plaintext.
+        names: of hosts that the certificate is for; none for plaintext.
         files: to be watched; none for plaintext.
 
     Raises:
@@ -82,6 +84,7 @@ class ServerCertificate:
     ) -> None:
         self.contexts: tuple[ssl.SSLContext, ...] = ()
         self.for_monitoring: ssl.SSLContext | None = None
+        self.names: tuple[str, ...] = ()
         self._files = files
         self._workers = workers
         self._on_change = on_change
@@ -108,6 +111,7 @@ class ServerCertificate:
         self.contexts = tls.contexts[:-1]
         tls.contexts[-1].set_alpn_protocols(["http/1.1"])
         self.for_monitoring = tls.contexts[-1]
+        self.names = tls.names
         validity = f"valid until {tls.valid_until}" if tls.valid_until else "which is not valid"
         clients = "clients need one too" if files.client_ca is not None else "clients need none"
         logger.info("TLS with the certificate %s, %s; %s", files.cert, validity, clients)
@@ -241,11 +245,12 @@ def _load_authorities(context: ssl.SSLContext, path: Path, flag: str) -> None:
 # --- whether it works ------------------------------------------------------------------------------------------------
 
 
-def _rehearse(server: ssl.SSLContext, files: TlsFiles) -> tuple[str, str]:
+def _rehearse(server: ssl.SSLContext, files: TlsFiles) -> tuple[str, str, tuple[str, ...]]:
     """Try a handshake with a client in memory that trusts this certificate alone.
 
     Returns:
-        The end of the certificate's validity, and why clients will refuse it; one of the two is "".
+        The end of the certificate's validity, and why clients will refuse it; one of the two is "". And the names of
+        hosts that it is for, if it is valid.
 
     Raises:
         ConfigurationError: no handshake is possible.
@@ -264,7 +269,7 @@ def _rehearse(server: ssl.SSLContext, files: TlsFiles) -> tuple[str, str]:
             except ssl.SSLWantReadError:
                 pass
     except ssl.SSLCertVerificationError as error:
-        return "", f"clients will refuse the certificate {files.cert}: {error.verify_message}"
+        return "", f"clients will refuse the certificate {files.cert}: {error.verify_message}", ()
     except ssl.SSLError as error:
         raise ConfigurationError(
             f"no handshake is possible with this certificate: {describe_tls_error(error)}",
@@ -272,5 +277,6 @@ def _rehearse(server: ssl.SSLContext, files: TlsFiles) -> tuple[str, str]:
             value=str(files.cert),
             remedy="use a certificate with an ECDSA key on P-256, or an RSA key of 2048 bits at least",
         ) from error
-    certificate = caller.getpeercert() or {}
-    return str(certificate.get("notAfter", "")), ""
+    certificate: Mapping[str, Any] = caller.getpeercert() or {}
+    names = tuple(name for kind, name in certificate.get("subjectAltName", ()) if kind == "DNS")
+    return str(certificate.get("notAfter", "")), "", names

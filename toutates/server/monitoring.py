@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from toutates.access.gate import Gate
+from toutates.access.pages import WebPages
 from toutates.observe.debug.debug_dump import dump, this_run
 from toutates.observe.view import ServerView
 from toutates.system.address import Address
@@ -46,6 +47,7 @@ class Monitoring:
         placement: Placement,
         *,
         debug_for_all: bool,
+        pages: WebPages,
         more_warnings: Callable[[], Iterable[RecentWarning]] = tuple,
         gate: Gate | None = None,
         tls: Callable[[], ssl.SSLContext | None] = lambda: None,
@@ -56,6 +58,7 @@ class Monitoring:
             listener: of the HTTP side; None where it is off.
             placement: where its thread runs.
             debug_for_all: whether /debug answers to other machines too.
+            pages: know the names by which callers on this machine may ask.
             more_warnings: the last ones of other logs.
             gate: knows callers; None lets everybody in.
             tls: the context for connections to come; None for plaintext.
@@ -84,6 +87,7 @@ class Monitoring:
                 [self._main],
                 debug_for_all=debug_for_all,
                 gate=gate,
+                pages=pages,
             )
 
         self._stop = stop = Stop()

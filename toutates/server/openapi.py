@@ -13,6 +13,7 @@ from weakref import ref
 
 import trio
 
+from toutates.access.pages import WebPages
 from toutates.api.control_queue import ControlQueue
 from toutates.api.doors import Doors
 from toutates.api.rest.answers import error_answer
@@ -24,6 +25,7 @@ from toutates.models.table import ModelTable
 from toutates.net import Worker
 from toutates.observe.status.page import make_page
 from toutates.protocol.proto_files import PROTO_NAMES, read_proto
+from toutates.system.address import names_loopback
 from toutates.system.errors import Forbidden
 
 __all__ = ["OpenApiPages"]
@@ -51,6 +53,7 @@ class OpenApiPages:
         max_input_bytes: of REST's settings.
         queue: brings requests to the main thread.
         callers_are_known: whether callers may do different things, so that models are left out.
+        web: knows the names by which callers on this machine may ask for /docs.
     """
 
     def __init__(
@@ -61,9 +64,10 @@ class OpenApiPages:
         queue: ControlQueue,
         *,
         callers_are_known: bool = False,
+        web: WebPages | None = None,
     ) -> None:
         self._queue = queue
-        self._doors = Doors(secrets)
+        self._doors = Doors(secrets, web=web)
         self._callers_are_known = callers_are_known
         headers = sorted({secrets[group].header for group in MODELS_GROUPS if group in secrets})
         vary = {"vary": ", ".join(headers)} if headers else {}
@@ -85,6 +89,7 @@ class OpenApiPages:
         pages: dict[str, Handle] = {path: page(source) for path, source in self._files.items()}
         if not pages:
             pages["/docs"] = lambda call: call.reply(*_NO_FILES)
+        pages = {path: partial(self._by_name, worker, handle) for path, handle in pages.items()}
         pages |= {path: page(source) for path, source in self._protos.items()}
         whole, without_models = page(self._whole), page(self._without_models)
 
@@ -92,6 +97,12 @@ class OpenApiPages:
             (whole if self._may_see_models(call.head.fields) else without_models)(call)
 
         return {"/openapi.json": document, **pages}
+
+    def _by_name(self, worker: Worker, handle: Handle, call: RestHttpCall) -> None:
+        """Answer a request; one from this machine has to come by a name that no foreign page has."""
+        if names_loopback(worker.peer(call)):
+            self._doors.web.check_host(call.head.fields)
+        handle(call)
 
     def _may_see_models(self, fields: Mapping[str, str]) -> bool:
         try:

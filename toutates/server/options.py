@@ -123,6 +123,7 @@ class Options:
         metrics_tls: whether it speaks TLS, with the server's certificate.
         metrics_models: how many models have series of their own in /metrics.
         debug_endpoints: whether /debug answers to other machines too.
+        allowed_hosts: names by which this server is asked for beside its own.
         shutdown_delay_s: seconds that the server goes on after SIGTERM, not ready, before it drains.
         shutdown_grace_s: seconds that calls under way then get.
         log_level: levels of the log, see ``toutates.system.logs.levels``.
@@ -188,6 +189,7 @@ class Options:
     metrics_tls: bool = False
     metrics_models: int = 200
     debug_endpoints: bool = False
+    allowed_hosts: tuple[str, ...] = ()
     server_id: str = "triton"
     shutdown_delay_s: float = 0.0
     shutdown_grace_s: float = 30.0

@@ -157,7 +157,7 @@ class Server:
         self._certificate = ServerCertificate(
             options.tls, self._placement.processing_cores, lambda contexts: self.workers.use_tls(contexts)
         )
-        self._access = Access(options)
+        self._access = Access(options, lambda: self._certificate.names)
         self._replaced_files = [*self._access.files, *self._certificate.files]
         self._traffic: TrafficControl | None = None
         self._tracing = Tracing(options.tracing)
@@ -320,6 +320,7 @@ class Server:
                 listeners.monitoring,
                 self._placement,
                 debug_for_all=self._options.debug_endpoints,
+                pages=self._access.pages,
                 gate=self._access.gate,
                 tls=lambda: self._certificate.for_monitoring if self._options.metrics_tls else None,
             )
@@ -378,6 +379,7 @@ class Server:
                 access_log=self._access_log,
                 gate=self._access.gate,
                 text_gate=self._access.text_gate,
+                web=self._access.pages,
                 regions=regions,
                 copies=copies,
                 traffic=traffic,
@@ -416,7 +418,7 @@ class Server:
     def _make_pages(self, view: ServerView, queue: ControlQueue, secrets: Mapping[str, RestrictedProtocol]) -> Pages:
         """What the HTTP port serves beside the APIs."""
         known, most = self._access.gate is not None, self._options.rest.max_input_bytes
-        openapi = OpenApiPages(view.get_table, secrets, most, queue, callers_are_known=known)
+        openapi = OpenApiPages(view.get_table, secrets, most, queue, callers_are_known=known, web=self._access.pages)
         return Pages(view, queue, openapi, None if self._member is None else self._member.metrics)
 
     def _tell_that_it_serves(self, manager: ModelManager, readiness: ServerReadiness, unready_reason: str) -> None:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from toutates.access.gate import Gate
+from toutates.access.pages import WebPages
 from toutates.access.worker_gate import WorkerGate
 from toutates.api.control_queue import ControlQueue
 from toutates.api.dataplane.everywhere import Everywhere
@@ -104,6 +105,7 @@ class Services:
         access_log: takes a share of the requests; None for none.
         gate: knows callers; None where everybody is let in.
         text_gate: that of the APIs for text.
+        web: which pages of browsers may change the server.
         everywhere: has calls carried out in all processes of the server; None where there is but one.
         regions: of shared memory, which clients have registered.
         copies: takes copies of requests for versions in the shadow of others.
@@ -126,6 +128,7 @@ class Services:
     access_log: AccessLog | None
     gate: Gate | None
     text_gate: Gate | None
+    web: WebPages
     torchserve_defaults: Defaults
     regions: Regions
     copies: Copies
@@ -153,7 +156,7 @@ class Services:
         inflight = self._inflight(number)
         side = worker.side
         gate = None if self.gate is None else WorkerGate(self.gate, worker)
-        doors = Doors(self.secrets, gate)
+        doors = Doors(self.secrets, gate, self.web)
         text_doors = doors
         if self.text_gate is not self.gate:
             text_doors = Doors(self.secrets, None if self.text_gate is None else WorkerGate(self.text_gate, worker))
@@ -191,6 +194,7 @@ class Services:
             options.restricted_protocols,
             reflection=options.grpc_reflection,
             gate=gate,
+            web=self.web,
             parking=parking,
         )
         text = TextApis(

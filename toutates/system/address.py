@@ -8,7 +8,7 @@ from typing import Final
 
 from toutates.system.errors import ConfigurationError
 
-__all__ = ["INFERENCE_PORTS", "Address", "is_loopback", "names_loopback", "parse_address"]
+__all__ = ["INFERENCE_PORTS", "Address", "host_of", "is_address", "is_loopback", "names_loopback", "parse_address"]
 
 #: The names of the ports that inference is asked for by, as flags have them: --grpc-addr and --http-addr.
 INFERENCE_PORTS: Final = ("grpc", "http")
@@ -53,12 +53,27 @@ def is_loopback(text: str) -> bool:
     return bool((mapped or address).is_loopback)
 
 
+def is_address(text: str) -> bool:
+    """Whether this is an IP address."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def host_of(text: str) -> str:
+    """The host of HOST or HOST:PORT, as of a Host header, in lower case; "" if it is neither."""
+    if text.startswith("["):
+        name, bracket, rest = text[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")):
+            return ""
+    else:
+        name = text.partition(":")[0]
+    return name.lower().rstrip(".")
+
+
 def names_loopback(host: str) -> bool:
     """Whether HOST or HOST:PORT, as of a Host header, means this machine by a name that nobody can point elsewhere."""
-    if host.startswith("["):
-        name, bracket, rest = host[1:].partition("]")
-        if not bracket or (rest and not rest.startswith(":")):
-            return False
-    else:
-        name, _, _ = host.partition(":")
-    return name.lower().rstrip(".") == "localhost" or is_loopback(name)
+    name = host_of(host)
+    return name == "localhost" or is_loopback(name)

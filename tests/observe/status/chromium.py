@@ -138,11 +138,12 @@ class Tab:
 
 
 @contextmanager
-def browser(folder: Path) -> Iterator[Tab]:
+def browser(folder: Path, *flags: str) -> Iterator[Tab]:
     """A browser with one tab, which has to be opened, for the block.
 
     Args:
         folder: an empty one, for its profile.
+        flags: of Chromium, beside those that it always has.
     """
     path = find_chromium()
     to_read, write = os.pipe()
@@ -160,6 +161,7 @@ def browser(folder: Path) -> Iterator[Tab]:
         "--hide-scrollbars",
         "--remote-debugging-pipe",
         f"--user-data-dir={folder}",
+        *flags,
         "about:blank",
     ]
     # Chromium reads commands from 3 and writes answers to 4; the shell puts the pipes there.

@@ -15,6 +15,7 @@ import pytest
 
 from tests.observe.status.support import get, http_side, view_of
 from tests.waiting import PATIENCE_S, wait_until
+from toutates.access.pages import WebPages
 from toutates.h2grpc import Limits
 from toutates.models.table import ModelEntry, ModelState, ModelTable, VersionEntry
 from toutates.net import Worker
@@ -181,7 +182,7 @@ def test_this_machine_has_several_names(port: int, host: str) -> None:
 
 
 def test_a_flag_opens_debugging_but_not_to_pages_of_others() -> None:
-    with http_side(debug_for_all=True) as port:
+    with http_side(debug_for_all=True, pages=WebPages(hosts=["server.example"])) as port:
         assert get(port, "/debug/tasks", host="server.example", x_forwarded_for="10.0.0.1").status == 200
         for site in ("cross-site", "same-site"):
             assert get(port, "/debug/tasks", sec_fetch_site=site).status == 403

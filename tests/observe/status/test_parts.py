@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from tests.observe.status.support import view_of
+from toutates.access.pages import of_foreign_page
 from toutates.engine.counters import (
     BUCKET_NS,
     BUCKETS,
@@ -22,7 +23,6 @@ from toutates.engine.statistics import Occupancy, VersionStatistics
 from toutates.observe.debug.flame_graph import collapsed, flame_page
 from toutates.observe.debug.profiler import MAX_STACKS, OTHERS, Profile, Profiler, Weight
 from toutates.observe.debug.thread_stacks import StackReader, parse_dump
-from toutates.observe.http.addresses import foreign_page
 from toutates.observe.http.cpu_budget import CpuBudget
 from toutates.observe.http.reuse import REUSE, ReusedText
 from toutates.observe.status.history import NOTHING, Series
@@ -412,5 +412,5 @@ def test_a_page_may_run_what_it_has_and_nothing_else() -> None:
     [("none", False), ("same-origin", False), ("same-site", True), ("cross-site", True), ("x", True)],
 )
 def test_pages_of_others_are_known_by_what_browsers_say(site: str, foreign: bool) -> None:
-    assert foreign_page({"sec-fetch-site": site}) is foreign
-    assert not foreign_page({})
+    assert of_foreign_page({"sec-fetch-site": site}) is foreign
+    assert not of_foreign_page({})

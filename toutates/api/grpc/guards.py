@@ -1,4 +1,4 @@
-"""The guards of restricted protocols (``toutates.api.restrictions``).
+"""The guards of restricted protocols (``toutates.api.restrictions``), and of RPCs that change the server.
 
 A guard judges a call by its header block, before its request is read or kept. A call that it refuses does not reach a
 handler. Methods without a restriction have no guard, and pay nothing.
@@ -14,10 +14,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from hmac import compare_digest
 
-from toutates.api.restrictions import RestrictedProtocol
+from toutates.access.pages import WebPages
+from toutates.api.restrictions import CHANGES, RestrictedProtocol
 from toutates.h2grpc import GrpcError, Guard, HeaderField, Method, Status
+from toutates.system.errors import Forbidden
 
-__all__ = ["restricted"]
+__all__ = ["closed_to_pages", "restricted"]
 
 
 def restricted(methods: Iterable[Method], restrictions: Sequence[RestrictedProtocol]) -> Iterator[Method]:
@@ -31,6 +33,32 @@ def restricted(methods: Iterable[Method], restrictions: Sequence[RestrictedProto
     for method in methods:
         guard = guards.get(method.path)
         yield method if guard is None else replace(method, guard=guard)
+
+
+def closed_to_pages(methods: Iterable[Method], web: WebPages) -> Iterator[Method]:
+    """Give those of some methods that can change the server a guard, which is asked before any other.
+
+    Browsers reach gRPC's paths too: pages of ``--cors-origin`` by HTTP/2 with TLS, others by a proxy for gRPC-Web.
+
+    Args:
+        methods: all methods.
+        web: which pages may change the server.
+    """
+    for method in methods:
+        yield replace(method, guard=_for_pages(web, method.guard)) if method.path in CHANGES else method
+
+
+def _for_pages(web: WebPages, inner: Guard | None) -> Guard:
+    def guard(fields: Sequence[HeaderField]) -> GrpcError | None:
+        texts = {field.name.decode("latin-1"): field.text.decode("latin-1") for field in fields}
+        texts.setdefault("host", texts.get(":authority", ""))
+        try:
+            web.check_change(texts)
+        except Forbidden as error:
+            return GrpcError(Status.PERMISSION_DENIED, str(error))
+        return None if inner is None else inner(fields)
+
+    return guard
 
 
 def guard_of(restriction: RestrictedProtocol) -> Guard:

@@ -8,13 +8,14 @@ from typing import Any, Final, TypeVar
 
 from google.protobuf.message import Message
 
+from toutates.access.pages import WebPages
 from toutates.access.worker_gate import WorkerGate
 from toutates.api.audit import audited, audited_later, author_of
 from toutates.api.control_queue import ControlQueue
 from toutates.api.dataplane import shared_memory
 from toutates.api.dataplane.plane import DataPlane
 from toutates.api.grpc.access import Limited, awaiting, guarded, limited
-from toutates.api.grpc.guards import restricted
+from toutates.api.grpc.guards import closed_to_pages, restricted
 from toutates.api.grpc.health import CHECK, WATCH, Health
 from toutates.api.grpc.main_thread import on_main_thread
 from toutates.api.grpc.on_demand import waiting_for_model
@@ -50,6 +51,7 @@ def build_methods(
     reflection: bool = True,
     gate: WorkerGate | None = None,
     parking: Parking | None = None,
+    web: WebPages | None = None,
 ) -> Mapping[bytes, Method]:
     """All methods as one worker serves them, by path.
 
@@ -62,6 +64,7 @@ def build_methods(
         reflection: whether server reflection is offered.
         gate: knows callers; None where everybody is let in.
         parking: where calls wait for models that are loaded on demand; None where none are.
+        web: which pages of browsers may change the server; None for those of its own machine alone.
     """
     kept = partial(shared_answers, worker=worker, get_table=plane.get_table)
     awaited = partial(on_main_thread, queue, worker)
@@ -118,7 +121,7 @@ def build_methods(
     services = {path.split("/")[1] for path in (CHECK, *(method.path for method in methods))}
     health = Health(plane, worker.call_soon, services)
     methods += health.methods
-    with_secrets = restricted(methods, restrictions)
+    with_secrets = closed_to_pages(restricted(methods, restrictions), web or WebPages())
     if gate is None:
         return method_table(with_secrets)
     for_limited = {**_for_limited(plane, awaited, parking, worker), CHECK: health.check, WATCH: health.watch}

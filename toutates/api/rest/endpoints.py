@@ -52,6 +52,7 @@ class Endpoint:
         waits: whether the data plane's answer has to be awaited; as it stands, where models are loaded by request or
             other processes have to be asked.
         refuse: raises RequestError for a request that is refused whatever its body says; called on the worker's thread.
+        reads: whether its POSTs change nothing of the server.
         grows: whether the answer grows with the number of models. It is then made beside the worker's thread, where
             models are not named one by one.
     """
@@ -65,6 +66,7 @@ class Endpoint:
     awaited: Callable[[DataPlane, Any], Awaitable[Any]] | None = None
     waits: Callable[[DataPlane], bool] = lambda plane: plane.loads_on_request or plane.asks_others
     refuse: Callable[[DataPlane], None] = lambda plane: None
+    reads: bool = False
     grows: bool = False
 
 
@@ -178,7 +180,7 @@ _STATISTICS: Final = Endpoint(
 
 #: By the template of its paths. In order: the first one that fits counts.
 ENDPOINTS: Final[tuple[tuple[str, Endpoint], ...]] = (
-    (_VERSION + "/infer", Endpoint("infer", "inference", _POST)),
+    (_VERSION + "/infer", Endpoint("infer", "inference", _POST, reads=True)),
     (
         "/v2/health/live",
         Endpoint("live", "health", _GET, lambda route, body: pb.ServerLiveRequest(), _write_health, _live),
@@ -228,8 +230,8 @@ ENDPOINTS: Final[tuple[tuple[str, Endpoint], ...]] = (
             DataPlane.model_config,
         ),
     ),
-    (_VERSION + "/generate", Endpoint("generate", "inference", _POST)),
-    (_VERSION + "/generate_stream", Endpoint("generate_stream", "inference", _POST)),
+    (_VERSION + "/generate", Endpoint("generate", "inference", _POST, reads=True)),
+    (_VERSION + "/generate_stream", Endpoint("generate_stream", "inference", _POST, reads=True)),
     (
         _REPOSITORY + "/index",
         Endpoint(
@@ -240,6 +242,7 @@ ENDPOINTS: Final[tuple[tuple[str, Endpoint], ...]] = (
             lambda response: json_answer(messages.model_index(response)),
             DataPlane.repository_index,
             DataPlane.repository_index_on_request,
+            reads=True,
             grows=True,
         ),
     ),

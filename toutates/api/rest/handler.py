@@ -175,6 +175,8 @@ class RestHandler:
             return self._admit_answer(head, NOT_FOUND) if admitted is None else admitted
         endpoint = route.endpoint
         try:
+            if head.served_as == "POST" and "POST" in endpoint.methods and not endpoint.reads:
+                doors.web.check_change(head.fields)
             doors.check_secret(endpoint.category, head.fields)
         except RequestError as error:
             return self._admit_answer(head, refusal(error))

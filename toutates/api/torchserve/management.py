@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
+from toutates.access.pages import of_foreign_page
 from toutates.api.audit import Author, author_of
 from toutates.api.control_queue import ControlQueue
 from toutates.api.doors import Doors
@@ -172,7 +173,7 @@ class ManagementHandler:
         """See ``Handler``."""
         try:
             # A page that somebody looks at on this machine reaches its loopback address too. Browsers say so.
-            if "origin" in head.fields or head.fields.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+            if "origin" in head.fields or of_foreign_page(head.fields):
                 raise Problem(403, _DENIED, "Requests of web pages are refused.")
             try:
                 self._doors.check_secret(_GROUP, head.fields)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from toutates.system.address import is_loopback, names_loopback
 
-__all__ = ["foreign_page", "is_local_request"]
+__all__ = ["is_local_request"]
 
 #: Headers with which proxies say for whom they ask.
 _PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
@@ -27,8 +27,3 @@ def is_local_request(peer: str | None, headers: Mapping[str, str]) -> bool:
     if peer is None or not is_loopback(peer):
         return False
     return names_loopback(headers.get("host", "")) and not any(name in headers for name in _PROXY_HEADERS)
-
-
-def foreign_page(headers: Mapping[str, str]) -> bool:
-    """Whether a browser sent the request on behalf of a page that is not ours (Fetch Metadata, section 2.4)."""
-    return headers.get("sec-fetch-site", "none") not in ("none", "same-origin")

@@ -10,12 +10,13 @@ from typing import Final
 import trio
 
 from toutates.access.gate import Gate
+from toutates.access.pages import WebPages, of_foreign_page
 from toutates.http1 import encode_fields
 from toutates.models.graph_picture import graph_svg
 from toutates.observe.debug.debug_dump import TrioRun, dump, this_run
 from toutates.observe.debug.flame_graph import collapsed, flame_page
 from toutates.observe.debug.profiler import MAX_HZ, MAX_SECONDS, Busy, Profile, Profiler, Weight
-from toutates.observe.http.addresses import foreign_page, is_local_request
+from toutates.observe.http.addresses import is_local_request
 from toutates.observe.http.callers import check_caller
 from toutates.observe.http.http_thread import THREAD_NAME
 from toutates.observe.http.responses import Response, page_response, refusal, text_response
@@ -28,6 +29,8 @@ from toutates.observe.status.sampling import HISTORY, Sampler
 from toutates.observe.status.status import ALL, SORTS, Status, unready_reason
 from toutates.observe.status.status import Asked as Listed
 from toutates.observe.view import ServerView
+from toutates.system.address import is_loopback
+from toutates.system.errors import Forbidden
 from toutates.system.logs.recent import RecentWarning
 
 __all__ = ["make_site"]
@@ -56,6 +59,7 @@ def make_site(
     *,
     debug_for_all: bool = False,
     gate: Gate | None = None,
+    pages: WebPages | None = None,
 ) -> Site:
     """Make the endpoints, and the tasks that run beside them. Called in the thread and the Trio run that serve them.
 
@@ -66,7 +70,9 @@ def make_site(
         runs: Trio runs other than those of the workers, for /debug/tasks.
         debug_for_all: whether /debug answers to other machines too (``--debug-endpoints``).
         gate: knows callers; None lets everybody in.
+        pages: know the names by which callers on this machine may ask; None for the machine's alone.
     """
+    named = partial(_by_name, pages or WebPages())
     sampler = Sampler(view)
     status = Status(view, sampler, warnings)
     debug = _Debug(view, (*runs, this_run(THREAD_NAME)))
@@ -75,13 +81,13 @@ def make_site(
         return endpoint if debug_for_all else _for_this_machine(endpoint)
 
     endpoints: dict[str, Endpoint] = {
-        "/": _page,
-        "/graph.svg": _Graph(view).get,
-        "/status.json": _StatusJson(status).get,
+        "/": named(_page),
+        "/graph.svg": named(_Graph(view).get),
+        "/status.json": named(_StatusJson(status).get),
         "/health/live": _health("live", lambda: "" if view.is_live() else "the server is shutting down"),
         "/health/ready": _health("ready", lambda: unready_reason(view)),
-        "/debug/tasks": _not_for_foreign_pages(guarded(debug.tasks)),
-        "/debug/profile": _not_for_foreign_pages(guarded(debug.profile)),
+        "/debug/tasks": _not_for_foreign_pages(guarded(named(debug.tasks))),
+        "/debug/profile": _not_for_foreign_pages(guarded(named(debug.profile))),
     }
     beside = [sampler.run]
     if metrics is not None:
@@ -158,6 +164,20 @@ class _MetricsText:
         return text_response(text, content_type=content_type, fields=_BY_ACCEPT)
 
 
+def _by_name(pages: WebPages, endpoint: Endpoint) -> Endpoint:
+    """An endpoint that callers on this machine reach by names that no foreign page has."""
+
+    async def checked(asked: Asked) -> Response:
+        if asked.peer is not None and is_loopback(asked.peer):
+            try:
+                pages.check_host(asked.head.fields)
+            except Forbidden as error:
+                raise refusal(403, str(error)) from None
+        return await endpoint(asked)
+
+    return checked
+
+
 def _health(state: str, problem: Callable[[], str]) -> Endpoint:
     """An endpoint that answers 200 and ``state``, or 503 and the reason if ``problem`` returns one."""
 
@@ -186,7 +206,7 @@ def _for_this_machine(endpoint: Endpoint) -> Endpoint:
 
 def _not_for_foreign_pages(endpoint: Endpoint) -> Endpoint:
     async def checked(asked: Asked) -> Response:
-        if foreign_page(asked.head.fields):
+        if of_foreign_page(asked.head.fields):
             raise refusal(403, "/debug does not answer pages of other sites; open it in a window of its own")
         return await endpoint(asked)
 

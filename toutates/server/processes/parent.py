@@ -90,7 +90,7 @@ class Parent:
     def __init__(self, options: Options, logs: Logs) -> None:
         self._options = options
         self._logs = logs
-        self._access = Access(options)
+        self._access = Access(options, lambda: self._certificate.names)
         self._certificate = ServerCertificate(options.tls if options.metrics_tls else None, 0)
         self._replaced_files = [*self._access.files, *self._certificate.files]
         self._identity = ServerIdentity(options.server_id, package_version())
@@ -152,6 +152,7 @@ class Parent:
                 monitoring,
                 Placement(),
                 debug_for_all=self._options.debug_endpoints,
+                pages=self._access.pages,
                 more_warnings=lambda: self._replica.warnings,
                 gate=self._access.gate,
                 tls=lambda: self._certificate.for_monitoring,
