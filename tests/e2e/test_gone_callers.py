@@ -80,6 +80,46 @@ def execute(self, requests):
     return answers
 """
 
+#: Begins a call of "slow", and does not wait for it.
+SHADOWED: Final = """
+def execute(self, requests):
+    for request in requests:
+        given = [pb_utils.Tensor("x", input_of(request))]
+        made = pb_utils.InferenceRequest(model_name="slow", requested_output_names=["y"], inputs=given)
+        self.begun = made.async_exec()
+        self.begun.send(None)
+    return [answer(request, input_of(request)) for request in requests]
+"""
+
+#: Calls "slow" when it has answered.
+ANSWERED: Final = """
+def execute(self, requests):
+    for request in requests:
+        given = [pb_utils.Tensor("x", input_of(request).copy())]
+        made = pb_utils.InferenceRequest(model_name="slow", requested_output_names=["y"], inputs=given)
+        final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        request.get_response_sender().send(answer(request, input_of(request)), flags=final)
+        made.exec()
+"""
+
+#: Says what it runs, and has another thread call "slow".
+BESIDE: Final = """
+def initialize(self, args):
+    self.folder = args["model_repository"]
+
+def execute(self, requests):
+    import threading
+    for request in requests:
+        with open(self.folder + "/runs", "a") as file:
+            file.write("%d\\n" % input_of(request).flat[0])
+        given = [pb_utils.Tensor("x", input_of(request))]
+        made = pb_utils.InferenceRequest(model_name="slow", requested_output_names=["y"], inputs=given)
+        thread = threading.Thread(target=made.exec)
+        thread.start()
+        thread.join()
+    return [answer(request, input_of(request)) for request in requests]
+"""
+
 #: "slow" for bodies that have a number.
 BODIES: Final = """
 def initialize(self, args):
@@ -115,6 +155,11 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     add_model(root, "cached", SLOW, rows=1, more="dynamic_batching {} response_cache { enable: true }")
     add_model(root, "endless", ENDLESS, more="model_transaction_policy { decoupled: true }")
     add_model(root, "caller", CALLER)
+    decoupled = "model_transaction_policy { decoupled: true }"
+    for isolation in ("process", "thread"):
+        add_model(root, f"shadowed-{isolation}", SHADOWED, isolation=isolation)
+        add_model(root, f"answered-{isolation}", ANSWERED, isolation=isolation, more=decoupled)
+        add_model(root, f"beside-{isolation}", BESIDE, isolation=isolation)
     chain = [step("batched", "x=IN", "y=t"), step("slow", "x=t", "y=OUT")]
     add_ensemble(root, "chain", pbtxt(["IN FP32 [4]"], ["OUT FP32 [4]"], chain, batch=1))
     pooling = "sentence_transformers.models.Pooling"
@@ -366,6 +411,38 @@ def test_calls_of_a_model_whose_callers_have_left_are_not_begun(server: ServerPr
         with peer_of(server.rest_port) as last:
             assert last.ask(infer("caller", STAYS)).status == 200
     assert slow.runs == [UNDER_WAY, STAYS, STAYS]
+
+
+@pytest.mark.parametrize("isolation", ["process", "thread"])
+@pytest.mark.parametrize("model", ["shadowed", "answered"])
+def test_a_call_goes_on_after_the_answer_of_the_request_that_it_is_for(
+    server: ServerProcess, repository: Path, model: str, isolation: str
+) -> None:
+    slow = Model(repository, "slow")
+    with under_way(server, slow, infer("slow", UNDER_WAY)) as one, peer_of(server.rest_port) as other:
+        assert other.ask(generate(f"{model}-{isolation}", LEAVES)).status == 200
+        wait_until(lambda: pending(server, "slow") == 1)
+        other.sock.sendall(infer("slow", STAYS))
+        wait_until(lambda: pending(server, "slow") == 2)
+        slow.release()
+        assert [peer.read().status for peer in (one, other)] == [200, 200]
+    assert slow.runs == [UNDER_WAY, LEAVES, STAYS]
+
+
+@pytest.mark.parametrize("isolation", ["process", "thread"])
+def test_calls_of_other_threads_of_a_model_do_not_depend_on_its_callers(
+    server: ServerProcess, repository: Path, isolation: str
+) -> None:
+    slow, beside = Model(repository, "slow"), Model(repository, f"beside-{isolation}")
+    with under_way(server, slow, infer("slow", UNDER_WAY)) as one:
+        with peer_of(server.rest_port) as other:
+            other.sock.sendall(infer(beside.name, LEAVES))
+            wait_until(lambda: beside.runs == [LEAVES] and pending(server, "slow") == 1)
+        wait_until(lambda: server.open_connections(server.rest_port) == 1)
+        one.sock.sendall(infer("slow", STAYS))
+        slow.release()
+        assert [one.read().status for _ in range(2)] == [200, 200]
+    assert slow.runs == [UNDER_WAY, LEAVES, STAYS]
 
 
 def test_one_of_several_who_wait_for_a_computation_takes_nothing_from_the_others(

@@ -17,7 +17,7 @@ from toutates.protocol.signature import Signature
 from toutates.protocol.strings import StringRows
 from toutates.system.errors import RequestError, TooLate
 
-__all__ = ["Contents", "Row", "about", "any_waits", "contents_of", "rows_of", "run_wanted"]
+__all__ = ["Callers", "Contents", "Row", "about", "contents_of", "rows_of", "run_wanted"]
 
 #: One request of a batch: its first row, its rows, the number of its port, and itself.
 Row = tuple[int, int, int, PendingRequest]
@@ -57,10 +57,28 @@ def run_wanted(
     return _with_others(run(batch, requests) if requests else Separate([]), batch, requests, outcomes)
 
 
-def any_waits(requests: Sequence[Row], ports: Sequence[Consumer]) -> bool:
-    """Whether the caller of any of these requests waits still."""
-    now_ns = time.monotonic_ns()
-    return any(ports[port].is_wanted(request[0], now_ns) for _, _, port, request in requests)
+class Callers:
+    """Those of the requests of a batch: whether any has not left, in any thread. Who is answered has not left.
+
+    Args:
+        requests: of the batch.
+        ports: the consumers, by number of their port.
+    """
+
+    def __init__(self, requests: Sequence[Row], ports: Sequence[Consumer]) -> None:
+        self._requests, self._ports = requests, ports
+        self._were_there = False
+
+    def __call__(self) -> bool:
+        """Whether any of them waits, or did when the batch had run."""
+        now_ns, ports = time.monotonic_ns(), self._ports
+        waits = any(ports[port].is_wanted(request[0], now_ns) for _, _, port, request in self._requests)
+        return waits or self._were_there  # in this order: an answer comes behind ``end``
+
+    def end(self) -> None:
+        """The batch has run, and its requests are about to be answered."""
+        self._were_there = self()
+        self._requests = ()
 
 
 def _with_others(

@@ -25,6 +25,7 @@ from toutates.backends.python.child.requests import RESCHEDULED_TEXT, ReceivedRe
 from toutates.backends.python.child.senders import DecoupledSender
 from toutates.backends.python.instance import PythonInstance
 from toutates.backends.python.process import Failed, ModelProcess, ProcessEnded
+from toutates.backends.python.thread_caller import note_waits
 from toutates.backends.python.threaded import ThreadInstance
 from toutates.backends.rows import Row, contents_of
 from toutates.engine.lane import Batch, PackedLane
@@ -83,6 +84,7 @@ class DecoupledThreadInstance(ThreadInstance):
         first = self._open.begin(opened)
         requests = [self._open_request(tensors[at], row, opened[at], first + at) for at, row in enumerate(rows)]
         tensors.clear()
+        note_waits(None)  # what is answered while it runs has a caller who has not left
         again = self._model.begin(requests, one_by_one=self._one_by_one, enter=self._adopt)
         for at in again:
             self._open.end((first + at) % 2**32, Rescheduled(RESCHEDULED_TEXT))

@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -33,7 +32,7 @@ from toutates.backends.python.loads import LoadsModels
 from toutates.backends.python.process import Failed, ModelProcess, ProcessEnded
 from toutates.backends.python.process_calls import ProcessCalls
 from toutates.backends.python.results import Results
-from toutates.backends.rows import Contents, Row, about, any_waits, contents_of, rows_of, run_wanted
+from toutates.backends.rows import Callers, Contents, Row, about, contents_of, rows_of, run_wanted
 from toutates.engine.lane import Batch, Lane, PackedLane
 from toutates.engine.open_request import Responses
 from toutates.engine.result import Outputs, PendingRequest, Separate
@@ -260,13 +259,14 @@ class PythonInstance:
         """Have the process run a batch; returns what it says then."""
         calls = self._calls
         calls.begin()
-        calls.waits = partial(any_waits, requests, self.ports)
+        calls.waits = callers = Callers(requests, self.ports)
         try:
             return process.ask(
                 kind, frame, self._limits.execute_s, lambda question: self._answer(question, requests), calls
             )
         finally:
             calls.waits = None
+            callers.end()
 
     def _all_in_place(self, batch: Batch, lane: PackedLane) -> Outputs | Separate:
         """The outcome of a batch whose outputs are all in its buffers."""

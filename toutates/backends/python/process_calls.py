@@ -44,6 +44,7 @@ class _Form:
         inputs: of each: where it is in the block, bytes, whether it is BYTES.
         used: bytes of the block that are inputs'.
         is_many: whether the call takes any number of responses.
+        is_beside: whether another thread than the one of the batch makes it, for whatever it works on.
         outcome: row shapes and sizes of the outputs of the last one, and what was said of these.
     """
 
@@ -51,6 +52,7 @@ class _Form:
     inputs: Sequence[tuple[int, int, bool]]
     used: int
     is_many: bool = False
+    is_beside: bool = False
     outcome: tuple[object, Sequence[int], bytes] = (None, (), b"")
 
 
@@ -188,9 +190,8 @@ class ProcessCalls:
             return _failed(number, _INTERNAL, "there are no other models")
         note = self._note_part if form.is_many else self._note
         read = _read_counter(block, form.used) if form.is_many else None
-        pending = form.calls.begin(
-            self._get_table, contents, note, number, about, waits=self.waits, is_many=form.is_many
-        )
+        waits = None if form.is_beside else self.waits
+        pending = form.calls.begin(self._get_table, contents, note, number, about, waits=waits, is_many=form.is_many)
         if read is not None and isinstance(pending, ManyPending):
             pending.read_bytes = lambda: int(read[0])
         self._large.pop(block_number, None)
@@ -268,7 +269,7 @@ class ProcessCalls:
             if len(self._forms) >= _MAX_FORMS:
                 self._forms.clear()
             calls = CallForm(str(call["model"]), str(call["version"]), inputs, names)
-            form = _Form(calls, places, used, bool(call.get("many")))
+            form = _Form(calls, places, used, bool(call.get("many")), bool(call.get("beside")))
             if len(said) <= _MAX_FORM_BYTES:
                 self._forms[said] = form
         return form

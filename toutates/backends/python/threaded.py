@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -31,7 +30,7 @@ from toutates.backends.python.deviations import Deviations
 from toutates.backends.python.output import PrintedOutput
 from toutates.backends.python.results import Results
 from toutates.backends.python.thread_caller import note_loading, note_waits
-from toutates.backends.rows import Row, about, any_waits, contents_of, rows_of, run_wanted
+from toutates.backends.rows import Callers, Row, about, contents_of, rows_of, run_wanted
 from toutates.engine.lane import Batch, PackedLane
 from toutates.engine.open_request import Responses
 from toutates.engine.packing import LARGE_OUTPUT_BYTES
@@ -136,7 +135,8 @@ class ThreadInstance:
 
     def _run_requests(self, batch: Batch, requests: list[Row]) -> Outputs | Separate:
         before = [sys.getrefcount(array) for array in batch.arrays]
-        before_it = note_waits(partial(any_waits, requests, self.ports))
+        callers = Callers(requests, self.ports)
+        before_it = note_waits(callers)
         try:
             outcome = self._run(batch, requests)
         except Exception as error:
@@ -146,6 +146,7 @@ class ThreadInstance:
             outcome = Separate([(port, request, failure) for _, _, port, request in requests])
         finally:
             note_waits(before_it)
+            callers.end()
         self.ended_ns = time.monotonic_ns()
         if [sys.getrefcount(array) for array in batch.arrays] != before:
             batch.room = -1  # so that it is not used again

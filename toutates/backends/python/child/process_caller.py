@@ -112,6 +112,8 @@ class ProcessCaller(Caller):
         self._free: list[_Block] = []
         self._forms: dict[Any, bytes] = {}
         self._outcomes: dict[bytes, Any] = {}
+        #: that runs batches
+        self._thread = 0
 
     def begin(self, request: InferenceRequest) -> Any:
         """See ``Caller``."""
@@ -203,7 +205,8 @@ class ProcessCaller(Caller):
         _check(self._channel.ask(unload=[model_name, dependents]))
 
     def begin_batch(self) -> None:
-        """A batch begins: no call of the one before has a block any more."""
+        """A batch begins, in this thread: no call of the one before has a block any more."""
+        self._thread = threading.get_ident()
         if sum(size for _, _, size in self._blocks) > frames.KEPT_ROOM_BYTES:
             self._blocks = []  # as the server has it
         self._free = list(self._blocks)
@@ -212,7 +215,8 @@ class ProcessCaller(Caller):
         """What a call says beside its numbers; the same bytes for the same."""
         version = "" if request.model_version in (-1, "") else str(request.model_version)
         outputs = tuple(sorted(request.requested_output_names()))
-        key = request.model_name, version, outputs, inputs, is_many
+        is_beside = threading.get_ident() != self._thread
+        key = request.model_name, version, outputs, inputs, is_many, is_beside
         form = self._forms.get(key)
         if form is None:
             if len(self._forms) >= _MAX_FORMS:
@@ -220,6 +224,8 @@ class ProcessCaller(Caller):
             call = {"model": key[0], "version": version, "outputs": outputs, "inputs": inputs, "used": used}
             if is_many:
                 call["many"] = True
+            if is_beside:
+                call["beside"] = True
             form = self._forms[key] = json.dumps(call).encode()
         return form
 
