@@ -23,6 +23,7 @@ __all__ = [
     "ManyDimensions",
     "NestedGroups",
     "PlanPollution",
+    "RefusedIds",
     "ShapePollution",
 ]
 
@@ -101,6 +102,21 @@ class GzipFlood(Bomb):
     def body(self) -> bytes:
         noise = random.Random(1)
         return framed(gzip.compress(b"".join(bytes(9_902) + noise.randbytes(98) for _ in range(6_000)), 1), 1)
+
+
+class RefusedIds(Bomb):
+    """Requests that are refused when all of them was read and unpacked."""
+
+    name = "refused-ids"
+    summary = "requests with an `id` of 60 MB, in 60 KB of gzip"
+    limit = "65,536 bytes of an id; nothing of a request is kept with its refusal"
+    stops = ("grpc-status 3",)
+    block = request_block("/inference.GRPCInferenceService/ModelInfer", ("grpc-encoding", "gzip"))
+
+    @cached_property
+    def body(self) -> bytes:
+        message = infer_message("victim", [1, 4], bytes(16)) + field(3, b"x" * 60_000_000)
+        return framed(gzip.compress(message, 6), 1)
 
 
 class DeflateBomb(Bomb):

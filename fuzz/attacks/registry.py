@@ -69,6 +69,7 @@ _ALL: Final[tuple[type[Attack], ...]] = (
     bombs.GzipBomb,
     bombs.DeflateBomb,
     bombs.GzipFlood,
+    bombs.RefusedIds,
     bombs.NestedGroups,
     bombs.EmptyContents,
     bombs.ManyDimensions,

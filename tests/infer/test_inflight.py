@@ -17,9 +17,9 @@ def test_the_shares_of_all_workers_add_up_and_are_alike(total: int, workers: int
 
 
 def test_a_refusal_names_the_worker_s_part_where_there_are_several() -> None:
-    assert "--max-inflight-requests is 8; try again later" in str(Inflight(8, 8).refusal)
+    assert "--max-inflight-requests is 8; try again later" in str(Inflight(8, 8).refusal())
     assert "--max-inflight-requests is 8, 3 of them on the worker that has this connection; " in str(
-        Inflight(3, 8).refusal
+        Inflight(3, 8).refusal()
     )
 
 

@@ -384,7 +384,7 @@ def test_a_refusal_above_the_bound_is_observed_where_that_is_due_or_chosen() -> 
     served.service.observer.sample(sampling, 1)
     served.refusal(request())
     assert [(one.error, one.arrival_ns) for one in seen] == [(Overloaded, 501), (Overloaded, 502)]
-    assert seen[0].text == str(Inflight(0, 0).refusal)
+    assert seen[0].text == str(Inflight(0, 0).refusal())
 
 
 # --- the model table

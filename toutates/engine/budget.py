@@ -267,12 +267,10 @@ class Budget:
         """
         waiting = self.waiting - starting
         if waiting >= self.bounds.waiting:
-            error = QueueFull(
+            raise QueueFull(
                 f"Exceeds maximum queue size: {waiting} requests wait for model '{self._name}'; "
                 f"{self._advice(self.bounds.keys.waiting)} (now {self.bounds.waiting})"
-            )
-            error.retry_after_s = self.wait_s()
-            raise error
+            ).after(self.wait_s())
 
     def count_waiting(self, batch: Batch) -> None:
         """Count one more request that waits. One that was split over several batches waits for ``batch``, its first."""

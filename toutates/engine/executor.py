@@ -36,7 +36,7 @@ from toutates.engine.servable import Backend
 from toutates.engine.splits import Outcome, settled
 from toutates.engine.supertensor import SuperTensor
 from toutates.engine.turns.arbiter import TakesTurns, Turn
-from toutates.system.errors import ExecutionFailed, RequestError, TooLate
+from toutates.system.errors import ExecutionFailed, RequestError, TooLate, anew
 from toutates.system.inline_time import INLINE_TIME
 from toutates.system.logs.limit import LineLimit
 from toutates.system.poison import current
@@ -141,7 +141,7 @@ class Executor(ExecutorHandle, TakesTurns):
                 turn.begin(batch)
             fatal = self._run_taken(batch, turn)
             if fatal is not None:
-                raise fatal
+                raise anew(fatal)
             del batch  # while an executor waits for the next batch, it keeps no memory of the last
         self._backend.close()
 
@@ -155,7 +155,7 @@ class Executor(ExecutorHandle, TakesTurns):
         except BaseException as error:
             outcomes = self._fail(batch, error)
             if not isinstance(error, Exception):
-                fatal = error
+                fatal = anew(error)
         if batch.has_parts:
             outcomes = settled(outcomes, supertensor, self._run_whole)
         if turn is not None:
@@ -221,7 +221,7 @@ class Executor(ExecutorHandle, TakesTurns):
                 fatal = self._run_taken(batch, None)
                 pool.charge(self.share, time.monotonic_ns() - began_ns)
                 if fatal is not None:
-                    raise fatal
+                    raise anew(fatal)
                 waits = pool.is_wanted
                 batch = dispatcher.take_now(self, first=False, waits=waits)
                 if batch is LOOK or (waits and batch is not None):
@@ -493,9 +493,7 @@ class Executor(ExecutorHandle, TakesTurns):
 
     def _as_failure(self, error: BaseException) -> RequestError:
         if isinstance(error, RequestError):
-            # It waits for its callers. The frames that it was raised in lead to itself, and would keep what was run.
-            error.__traceback__ = error.__cause__ = error.__context__ = None
-            return error
+            return anew(error)  # it waits for its callers
         if not self._limit.count("", time.monotonic_ns()):
             logger.error(
                 "running a batch of model '%s' failed outside ONNX Runtime",

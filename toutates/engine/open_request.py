@@ -11,7 +11,7 @@ from toutates.engine.response_counters import Kind, ResponseCounters
 from toutates.engine.result import BatchResult, Outputs, PendingRequest, Timing
 from toutates.engine.servable import Consumer
 from toutates.protocol.strings import EncodedStrings
-from toutates.system.errors import ExecutionFailed, Overloaded, RequestError, Rescheduled
+from toutates.system.errors import ExecutionFailed, Overloaded, RequestError, Rescheduled, anew
 
 __all__ = ["MAX_HANDED_OVER", "MAX_UNREAD_BYTES", "OpenRequest", "Patience", "Responses", "unread_of"]
 
@@ -197,7 +197,7 @@ class OpenRequest:
                 size = self._responses.hand_over(size, self)
                 self._handed_bytes += size
             except Overloaded as stuck:
-                outputs, error, final, size = None, stuck, True, 0
+                outputs, error, final, size = None, anew(stuck), True, 0
             self._is_over = final
             result = BatchResult([(self._request[0], 0, rows, None)], outputs, error, self._timing(outputs, error))
             result.more = not final

@@ -142,7 +142,7 @@ class OutputPacker:
             if batch is not None and array.shape[:1] != (batch,):
                 other = _wrong_output(array, tensor, batch, self._model)
                 if not self._any_rows or array.dtype != tensor.datatype.numpy:
-                    raise other
+                    raise _wrong_output(array, tensor, batch, self._model)
                 forms[index] = tensor.datatype, _wire_shape(array.shape, tensor)
                 row_shapes.append(array.shape[1:])
                 row_bytes.append(0)

@@ -216,7 +216,7 @@ class PlainRequests:
             if unchecked > 0 and not call.handed_on:
                 self._held.check()
         except LimitExceeded as error:
-            call.problem = error
+            call.problem = error.with_traceback(None)
             self._hand_on(call, events)
 
     def feed(self, call: PlainCall, body: memoryview, events: list[Event]) -> None:
@@ -246,7 +246,7 @@ class PlainRequests:
                 size = len(pieces)
             self._held.hold(call, size)
         except LimitExceeded as error:
-            call.problem = error
+            call.problem = error.with_traceback(None)
             self._hand_on(call, events)
 
     def complete(self, call: PlainCall, events: list[Event]) -> None:

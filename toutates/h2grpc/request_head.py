@@ -242,7 +242,7 @@ def _judge(fields: tuple[Pair, ...], methods: Mapping[bytes, Method], response_e
         head.encoding = _message_encoding(values)
         head.method = _find_method(methods, values[b":path"])
     except GrpcError as error:
-        head.error = error
+        head.error = error.with_traceback(None)
         return head
     if response_encoding and head.method.compressible:
         accepted = values.get(b"grpc-accept-encoding", b"").decode("latin-1").split(",")

@@ -408,7 +408,7 @@ class Connection:
         if head.refusal is not None:
             if head.body_size:
                 self._head = head
-                raise head.refusal  # nobody wants to read what follows
+                raise head.refusal.anew()  # nobody wants to read what follows
             self._answer_refusal(self._make_request(head, b"", self.answers), head.refusal)
         elif not head.body_size:
             self._complete(head, b"", found)

@@ -151,7 +151,7 @@ def admit_head(head: Head, admit: Callable[[Head], int]) -> None:
         if head.body_size > head.max_body_size:
             head.refusal = too_large(head.max_body_size)
     except Refused as refusal:
-        head.refusal = refusal.with_traceback(None)  # which would keep the connection
+        head.refusal = refusal.anew()
 
 
 def check_start(data: bytes, at: int, seen: int, end: int) -> None:

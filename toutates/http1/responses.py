@@ -36,6 +36,10 @@ class Refused(Exception):
         self.fields = fields
         self.ends = ends
 
+    def anew(self) -> Refused:
+        """The same refusal without its past, to be kept or raised again: frames that one has passed keep what came."""
+        return Refused(self.status, self.text, self.fields, ends=self.ends)
+
 
 def encode_fields(fields: Mapping[str, str]) -> bytes:
     """Header fields as they are sent.

@@ -195,7 +195,8 @@ class Answers:
                 self._fail_one(context, _INTERNAL_ERROR)
                 return
             except Exception as another:
-                error = another
+                self._transport.end_connection(call, another)
+                return
         # A part of the answer may be written. The peer could not read anything that follows it.
         self._transport.end_connection(call, error)
 

@@ -13,7 +13,7 @@ from toutates.infer.call import Transport
 from toutates.infer.observing import Observer
 from toutates.infer.plan import Plan
 from toutates.protocol.infer_response import WireTensor
-from toutates.system.errors import RequestError
+from toutates.system.errors import RequestError, anew
 
 __all__ = ["DecoupledAnswers", "tensors_of"]
 
@@ -88,7 +88,7 @@ class DecoupledAnswers(Answers):
             try:
                 self._respond(context, outputs, rows, more=more)
             except RequestError as refusal:
-                error = refusal
+                error = anew(refusal)
         if error is not None:
             self._failures[call] = error  # a request with an error counts as failed, whatever follows
             self._respond_error(context, error, more=more)

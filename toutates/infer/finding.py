@@ -8,7 +8,7 @@ from __future__ import annotations
 from toutates.infer.waiting import WaitingRequests
 from toutates.models.table import ModelTable, ServedVersion
 from toutates.models.traffic.rules import Route, Target
-from toutates.system.errors import NotLoaded, RequestError
+from toutates.system.errors import NotLoaded, RequestError, anew
 
 __all__ = ["find_target", "find_version"]
 
@@ -54,12 +54,12 @@ def _find_any(table: ModelTable, waiting: WaitingRequests | None, name: str, rou
             return table.find_target(name, arm)
         except NotLoaded as missing:
             if waiting is not None and not waiting.fails(missing.model):
-                loadable = loadable or missing
-            refusal = refusal or missing
+                loadable = loadable or anew(missing)
+            refusal = refusal or anew(missing)
         except RequestError as error:
-            refusal = refusal or error
+            refusal = refusal or anew(error)
     # One that can be loaded comes before those that cannot: its requests are to be answered, whatever becomes of the
     # others'.
     refusal = loadable or refusal
     assert refusal is not None
-    raise refusal
+    raise anew(refusal)

@@ -48,12 +48,9 @@ class Inflight:
             "try again later, or raise the flag"
         )
 
-    @property
     def refusal(self) -> Overloaded:
         """The error of a request that is one too many."""
-        error = Overloaded(self._refusal)
-        error.retry_after_s = self._drain.wait_s(self.count, self.left)
-        return error
+        return Overloaded(self._refusal).after(self._drain.wait_s(self.count, self.left))
 
     def leaving(self, finish: Callable[[BatchResult], None]) -> Callable[[BatchResult], None]:
         """A function that takes the requests of a batch off the count, and then calls ``finish``."""

@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 from toutates.models.demand import Loader
 from toutates.net import Worker
-from toutates.system.errors import Overloaded, RequestError
+from toutates.system.errors import Overloaded, RequestError, anew
 
 __all__ = ["Parked", "Parking"]
 
@@ -104,7 +104,7 @@ class Parking:
         """
         failure = self._loader.failure_of(model)
         if failure is not None:
-            raise failure
+            raise anew(failure)
         if self._requests >= MOST_REQUESTS or (self._bytes and self._bytes + size > MOST_BYTES):
             raise Overloaded(
                 f"{self._requests} requests of {self._bytes} bytes wait for models to be loaded, and {MOST_REQUESTS} "

@@ -59,7 +59,7 @@ def read_request(buffer: bytes, start: int, end: int) -> ReadRequest:
         message = parse(ModelInferRequest, buffer[start:end])
         read = ReadRequest(message, message.raw_input_contents)
     if len(read.message.id.encode()) > MAX_ID_BYTES:
-        raise id_too_long(read.message.id)
+        raise id_too_long(len(read.message.id.encode()))
     return read
 
 
@@ -68,9 +68,8 @@ def request_id(id_field: bytes) -> str:
     return ModelInferRequest.FromString(id_field).id
 
 
-def id_too_long(identifier: str) -> InvalidRequest:
-    """The refusal of a request by the length of its ``id``."""
-    size = len(identifier.encode())
+def id_too_long(size: int) -> InvalidRequest:
+    """The refusal of a request by the length of its ``id``, bytes."""
     return InvalidRequest(f"the request's id has {size} bytes, at most {MAX_ID_BYTES} are taken")
 
 

@@ -44,6 +44,7 @@ from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 from toutates.protocol.names import request_prefix
 from toutates.protocol.sequence_parameters import Said, said_in
 from toutates.protocol.typed_contents import LARGE_MESSAGE_BYTES
+from toutates.protocol.wire_format import read_varint
 from toutates.system.errors import (
     ExecutionFailed,
     InvalidSequence,
@@ -54,6 +55,7 @@ from toutates.system.errors import (
     UnknownModel,
     Unsupported,
     WouldBeLate,
+    anew,
 )
 
 __all__ = ["InferService"]
@@ -273,7 +275,7 @@ class InferService:
 
         def infer_within_limit(call: Call) -> None:
             if inflight.count >= inflight.most:
-                self._refuse_above_limit(call, inflight.refusal, chosen)
+                self._refuse_above_limit(call, inflight.refusal(), chosen)
             inflight.count += 1
             try:
                 infer(call)
@@ -312,9 +314,9 @@ class InferService:
             key = layout.key
             id_field, spans, said = found
         if len(id_field) > MAX_ID_FIELD_BYTES:
-            refusal = id_too_long(request_id(id_field))
+            refusal = id_too_long(read_varint(id_field, 1)[0])  # behind its tag
             self._count_refusal(refusal, None)
-            raise refusal
+            raise anew(refusal)
         plan = self._plans.get(key) or self._cache.recall(key)
         if plan is None or len(spans) != plan.span_count:
             self._infer_by_parsing(call, key)
@@ -588,7 +590,7 @@ class InferService:
             observer.begin(call, self.worker.now_ns, chosen)
             observer.refused(call, refusal)
         observer.count(1)
-        raise refusal
+        raise anew(refusal)
 
     def _count_refusal(self, error: RequestError, version: ServedVersion | None) -> None:
         """Count a request that was refused.

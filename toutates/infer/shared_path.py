@@ -24,7 +24,7 @@ from toutates.models.table import ServedVersion
 from toutates.net import Worker
 from toutates.net.side_thread import outcome_of
 from toutates.protocol.sequence_parameters import Said
-from toutates.system.errors import ExecutionFailed, Overloaded, RequestError
+from toutates.system.errors import ExecutionFailed, Overloaded, RequestError, anew
 
 __all__ = ["SharedPath"]
 
@@ -198,7 +198,7 @@ class SharedPath:
                 try:
                     self._add(call, plan, id_field, inputs, identifier, None)
                 except RequestError as refusal:
-                    error = refusal
+                    error = anew(refusal)
                 except Exception:
                     logger.exception("a request for model '%s' got into no batch", plan.version.model)
                     error = ExecutionFailed("internal error")

@@ -329,7 +329,8 @@ class Worker:
                         self.work()
                         self._failed_rounds = 0
                     except Exception as error:
-                        self._round_failed(error)
+                        if self._round_failed(error):
+                            raise
                 nursery.cancel_scope.cancel()
         finally:
             self._close_everything()
@@ -538,18 +539,18 @@ class Worker:
         if self._later:
             self.schedule.plan(self._later_ns)
 
-    def _round_failed(self, error: Exception) -> None:
+    def _round_failed(self, error: Exception) -> bool:
         """A round failed by no connection's fault, most likely because memory ran out. What is due is done a bit later.
 
-        Raises:
-            Exception: ``error``, when nothing works any more.
+        Returns whether nothing works any more.
         """
         self.schedule.in_round = False
         self._failed_rounds += 1
         if self._failed_rounds > MOST_FAILED_ROUNDS:
-            raise error
+            return True
         self.incidents.bug("round", error)
         self.schedule.plan(time.monotonic_ns() + FAILED_ROUND_PAUSE_NS)
+        return False
 
     async def _keep_house(self) -> None:
         """Visit the connections every few seconds. A task, because a timer would cost each trip of the loop."""

@@ -80,9 +80,11 @@ __all__ = [
     "UnknownModel",
     "Unsupported",
     "WouldBeLate",
+    "anew",
 ]
 
 T = TypeVar("T")
+E = TypeVar("E", bound=BaseException)
 
 #: The part of what may be under way of a model, one in so many, that is one connection's share.
 OWN_SHARE: Final = 8
@@ -150,6 +152,11 @@ class RequestError(ToutatesError):
     """
 
     retry_after_s: float | None = None
+
+    def after(self: E, retry_after_s: float | None) -> E:
+        """The same error, with when the caller may try again."""
+        self.retry_after_s = retry_after_s  # type: ignore[attr-defined]
+        return self
 
 
 class MalformedMessage(RequestError):
@@ -296,6 +303,18 @@ class ExecutionFailed(RequestError):
 
 class Rescheduled(ExecutionFailed):
     """The code of a model asks for the request once more. A failure where requests of the model do not come again."""
+
+
+def anew(error: E) -> E:
+    """The same error without its past: what is kept, or was and is raised, has to be one.
+
+    An error that was raised leads to the frames that it has passed, and they to what they hold: the request, and the
+    error itself, where it has a name or a place there. Only the garbage collector frees such a circle. One that is
+    raised again and again grows by these frames each time.
+    """
+    other = type(error).__new__(type(error), *error.args)
+    other.__dict__.update(error.__dict__)
+    return other
 
 
 class ByError(dict[type[RequestError], T]):

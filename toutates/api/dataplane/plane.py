@@ -30,7 +30,7 @@ from toutates.models.table import ModelTable
 from toutates.protocol import grpc_service_pb2 as pb
 from toutates.repositories.control.model_control import ModelControl
 from toutates.repositories.control.traffic import TrafficControl
-from toutates.system.errors import ModelNotReady, NotLoaded, Unavailable, UnknownModel
+from toutates.system.errors import ModelNotReady, NotLoaded, Unavailable, UnknownModel, anew
 from toutates.system.logs.control import LogControl
 
 __all__ = ["EXTENSIONS", "DataPlane", "ServerIdentity"]
@@ -163,7 +163,7 @@ class DataPlane:
                 raise
             failure = self._loader.failure_of(missing.model) if self._loader is not None else None
             if failure is not None:
-                raise failure from None
+                raise anew(failure) from None
             return
         if not version.has_code():
             raise ModelNotReady(

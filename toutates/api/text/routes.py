@@ -16,6 +16,7 @@ from toutates.api.text.problems import Problem
 from toutates.api.text.reading import UNREAD, BodyReader
 from toutates.backends.text.interface import Float32, FoundText, Task, Text, TextOptions, TextResult
 from toutates.models.table import ModelTable
+from toutates.system.errors import anew
 
 __all__ = [
     "Asked",
@@ -123,7 +124,7 @@ class ByTask:
         task = next((task for task in self.asked if task in served), next(iter(self.asked)))
         asked = self.asked[task]
         if isinstance(asked, Problem):
-            raise asked
+            raise anew(asked)
         return asked
 
 

@@ -19,6 +19,7 @@ from toutates.api.text.reading import MAX_INPUTS, BodyReader, check_count, check
 from toutates.api.text.routes import Asked, ByTask, Computing, Form, Page, Route, Stepwise, with_ignored
 from toutates.api.text.vectors import arrays_of, floats_of, sparse_of, string_of
 from toutates.backends.text.interface import FoundText, Scores, Task, Text, TextOptions, TextResult, VectorForm
+from toutates.system.errors import anew
 from toutates.system.json_text import encode_json
 from toutates.system.text import writable
 
@@ -438,7 +439,7 @@ def _own(document: dict[str, Any], model: str) -> Any:
         try:
             asked[task] = _of(computing, document, model)
         except Problem as problem:
-            asked[task] = problem
+            asked[task] = anew(problem)
     name = document.get("model")
     return ByTask(name if name and isinstance(name, str) else model, asked)
 

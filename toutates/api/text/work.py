@@ -39,7 +39,7 @@ from toutates.models.table import ModelTable
 from toutates.net import Worker
 from toutates.net.side_thread import SideThread, outcome_of
 from toutates.protocol.strings import rest
-from toutates.system.errors import CallerLeft, ExecutionFailed, NotLoaded, Overloaded, RequestError
+from toutates.system.errors import CallerLeft, ExecutionFailed, NotLoaded, Overloaded, RequestError, anew
 
 __all__ = ["TextWork"]
 
@@ -243,9 +243,7 @@ class TextWork:
                     raise CallerLeft("the client has left")
                 return work()
             except RequestError as error:
-                # As it is: ``outcome_of`` makes errors anew, of their text alone. Without the frames, which keep much.
-                error.__context__ = None
-                return error.with_traceback(None)
+                return anew(error)
 
         def job() -> Callable[[], None]:
             return partial(then, outcome_of(guarded, what))
@@ -406,7 +404,8 @@ class _Request:
         size = max(self.held, len(call.body))
         try:
             if parking is None:
-                raise missing
+                self.end(missing)
+                return
             if self._caller is not None:  # before anything is loaded for somebody who may not use it
                 self._caller.check_model(asked.model or missing.model, (missing.model,))
             parking.check(missing.model, size)
@@ -435,7 +434,7 @@ class _Request:
         inflight = work.inflight
         if inflight is not None:
             if inflight.count >= inflight.most:
-                raise inflight.refusal
+                raise inflight.refusal()
             inflight.count += 1
             self._counted = True
         self._asked, self._found = asked, found
@@ -501,7 +500,8 @@ class _Request:
             if result.timing is not None and self._call.context is not None:
                 self._work.observer.computed(self._call, result.timing)
             if result.error is not None:
-                raise result.error
+                self.fail(result.error)
+                return
             asked: Asked = self._asked
             vectors: Any = result.vectors
             values = sum([_size(vector) for vector in vectors])

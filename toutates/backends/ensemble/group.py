@@ -32,6 +32,7 @@ from toutates.system.errors import (
     RequestError,
     TooLate,
     Unavailable,
+    anew,
 )
 
 __all__ = ["ABANDONED", "INTERNAL_ERROR", "Group", "error_of_step", "requests_of"]
@@ -149,9 +150,11 @@ class Group:
     def _begin(self, step: BoundStep) -> None:
         try:
             if self._error is not None:  # of a step that ran while this one had to wait
-                raise self._error
+                self._step_failed(step, self._error)
+                return
             if not self._wanted(time.monotonic_ns()):
-                raise ABANDONED
+                self._step_failed(step, ABANDONED)
+                return
             rows, shapes, contents = step.inputs(self._values)
             rows = rows if rows >= 0 else self._rows
             wanted = step.asked(self._read).wanted
@@ -196,7 +199,7 @@ class Group:
                 held_bytes = sum([len(content) for _, (_, content, _) in values])
                 self._state.hold(held_bytes)
             except RequestError as refusal:
-                error, held_bytes = refusal, 0
+                error, held_bytes = anew(refusal), 0
             except Exception:
                 logger.exception("a step of ensemble '%s' failed", self._state.graph.model)
                 error, held_bytes = INTERNAL_ERROR, 0
@@ -230,7 +233,7 @@ class Group:
             try:
                 outputs = self._outputs_of_all()
             except RequestError as refusal:
-                error = refusal
+                error = anew(refusal)
             except Exception:
                 logger.exception("the outputs of ensemble '%s' could not be read", self._state.graph.model)
                 error = INTERNAL_ERROR

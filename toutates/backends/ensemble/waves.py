@@ -35,7 +35,7 @@ from toutates.engine.calls import THREAD, ModelCall, Outcome
 from toutates.engine.response_counters import Kind
 from toutates.engine.result import BatchResult, Outputs, PendingRequest, StepTiming, Timing
 from toutates.engine.servable import Consumer
-from toutates.system.errors import RequestError
+from toutates.system.errors import RequestError, anew
 
 __all__ = ["MAX_WAVES", "Waves"]
 
@@ -115,7 +115,7 @@ class Wave(Group):
                 for tensor, value in values:
                     self._values[tensor] = value
             except RequestError as error:
-                self._error = error
+                self._error = anew(error)
             except Exception:
                 logger.exception("a response for ensemble '%s' could not be read", self._state.graph.model)
                 self._error = INTERNAL_ERROR
@@ -130,7 +130,7 @@ class Wave(Group):
                 self._count_rows()
                 self.answer = self._outputs_of_all(may_lack=True)
             except RequestError as error:
-                self._error = error
+                self._error = anew(error)
             except Exception:
                 logger.exception("the outputs of ensemble '%s' could not be read", self._state.graph.model)
                 self._error = INTERNAL_ERROR
@@ -442,7 +442,7 @@ class Waves:
                 source.wave.call(source.step, partial(self._responded, source))
                 return
         except RequestError as refusal:
-            error = refusal
+            error = anew(refusal)
         except Exception:
             logger.exception("a step of ensemble '%s' could not be begun", self.state.graph.model)
             error = INTERNAL_ERROR

@@ -28,7 +28,7 @@ from toutates.engine.packing import OtherSizes, OutputArray, OutputPacker
 from toutates.engine.result import Outputs
 from toutates.protocol.signature import Signature
 from toutates.protocol.strings import MANY_ELEMENTS, StringTensor
-from toutates.system.errors import ExecutionFailed, InvalidRequest
+from toutates.system.errors import ExecutionFailed, InvalidRequest, anew
 from toutates.system.poison import Refilled, current
 from toutates.system.text import one_line
 
@@ -226,7 +226,7 @@ class ModelSession:
             ExecutionFailed: ``error``, where that was not the reason, or what the run fails with now.
         """
         if not is_of_shape(error):
-            raise error
+            raise anew(error)
         lane.note_places(in_place=False)
         return self.run_bound_dynamic(binding)
 

@@ -32,7 +32,7 @@ from toutates.engine.lane import Batch, PackedLane
 from toutates.engine.open_request import OpenRequest
 from toutates.engine.result import Outputs, PendingRequest, Separate
 from toutates.engine.servable import Consumer
-from toutates.system.errors import ExecutionFailed, RequestError, Rescheduled
+from toutates.system.errors import ExecutionFailed, RequestError, Rescheduled, anew
 
 __all__ = ["DecoupledInstance", "DecoupledThreadInstance"]
 
@@ -189,7 +189,7 @@ class DecoupledInstance(PythonInstance):
             process.kill()
             raise ProcessEnded(f"it has not answered for {timeout_s:g} s") from None
         if isinstance(outcome, ProcessEnded):
-            raise outcome
+            raise anew(outcome)
         if outcome[0] == frames.FAILED:
             raise Failed(str(process.parsed(outcome[1]).get("text", "")))
         again = process.parsed(outcome[1]).get("again", ())
@@ -235,7 +235,7 @@ class DecoupledInstance(PythonInstance):
                 else:
                     self._take(process, kind, data)
         except ProcessEnded as error:
-            ended = error
+            ended = anew(error)
         except Exception as error:
             if process.alive:
                 logger.exception("reading what the process of %s says failed", self._name)

@@ -19,7 +19,7 @@ from toutates.engine.servable import Consumer
 from toutates.protocol.datatypes import BY_NAME, Datatype
 from toutates.protocol.signature import Signature, TensorSpec
 from toutates.protocol.strings import EncodedStrings, Numbers, StringRows
-from toutates.system.errors import ExecutionFailed, InvalidRequest, RequestError
+from toutates.system.errors import ExecutionFailed, InvalidRequest, RequestError, anew
 
 __all__ = ["Results"]
 
@@ -176,7 +176,7 @@ class Results:
                     found[index] = self._tensor(tensor, place, memory, rows)
             return Answer(found, self._parameters(answer.get("parameters")))
         except RequestError as refusal:
-            return refusal
+            return anew(refusal)
 
     def _parameters(self, given: Any) -> Parameters | None:
         """The parameters of a response.
@@ -281,7 +281,7 @@ class Results:
                 )
             return Answer(found, self._parameters(parameters))
         except RequestError as refusal:
-            return refusal
+            return anew(refusal)
 
     def outputs(self, answer: Answer, rows: int, port: Consumer, request: PendingRequest) -> Outputs | RequestError:
         """Outputs of a request, with nothing in place of those that the model did not give.
@@ -297,7 +297,7 @@ class Results:
                     try:
                         self._deviations.note(tensor.name, f"no output '{tensor.name}'")
                     except RequestError as refusal:
-                        return refusal
+                        return anew(refusal)
         outputs = self._outputs(answer, rows)
         outputs.missing = missing
         return outputs

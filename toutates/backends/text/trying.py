@@ -18,7 +18,7 @@ from toutates.backends.text.reading import Reader
 from toutates.backends.text.steps import ACTIVATIONS
 from toutates.backends.text.work import Row, Settled, TextRequest
 from toutates.engine.result import Timing
-from toutates.system.errors import ModelLoadError, RequestError
+from toutates.system.errors import ModelLoadError, RequestError, anew
 from toutates.system.text import text_of
 
 __all__ = ["probe_texts", "try_texts"]
@@ -125,7 +125,7 @@ def _rows(folder: TextFolder, reader: Reader, info: TextInfo, draw: int) -> list
 def _dense(found: Float32 | SparseVector | TextError) -> Float32:
     """The numbers of a text. Raises what it has failed with."""
     if isinstance(found, TextError):
-        raise found
+        raise anew(found)
     if not isinstance(found, SparseVector):
         return np.asarray(found, np.float32)
     whole = np.zeros(found.size, np.float32)

@@ -242,9 +242,7 @@ class DeadlineQueue(BatchQueue):
         return self.reserve_ns if is_busy else 0
 
     def _refuse(self) -> NoReturn:
-        error = BeyondTarget(self._words)
-        error.retry_after_s = self._words_retry_s
-        raise error
+        raise BeyondTarget(self._words).after(self._words_retry_s)
 
     def _check_caller(self, now_ns: int, done_ns: int, starts_ns: int, is_wanted: Callable[[int], bool]) -> None:
         """Check that a request's caller still waits when it is done.
@@ -253,12 +251,10 @@ class DeadlineQueue(BatchQueue):
             WouldBeLate: the caller's deadline is before.
         """
         if not is_wanted(done_ns):
-            error = WouldBeLate(
+            raise WouldBeLate(
                 f"model '{self._name}': this request would take {_ms(done_ns - now_ns)} ms, "
                 f"{_ms(starts_ns - now_ns)} of them for what is in front of it, and its deadline is before"
-            )
-            error.retry_after_s = (starts_ns - now_ns) / 1e9
-            raise error
+            ).after((starts_ns - now_ns) / 1e9)
 
     # --- batches -----------------------------------------------------------------------------------------------------
 

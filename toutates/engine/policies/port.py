@@ -50,12 +50,10 @@ class _Policies(EntryPort):
             bound = queue.bound_met(priority)
             if bound:
                 keys = self._supertensor.budget.bounds.keys
-                error = QueueFull(
+                raise QueueFull(
                     f"Exceeds maximum queue size: {bound} requests of this priority wait for model "
                     f"'{self._supertensor.name}'; try again later, or raise {keys.waiting} in its {keys.file}"
-                )
-                error.retry_after_s = self._supertensor.budget.wait_s()
-                raise error
+                ).after(self._supertensor.budget.wait_s())
             self._put(queue, form, entry, size, priority, timeout_us)
 
     def _put(self, queue: PolicyQueue, form: Lane, entry: Entry, size: int, priority: int, timeout_us: int) -> None:

@@ -40,7 +40,7 @@ from toutates.protocol.rest.request import LARGE_JSON_BYTES, Form, InferRequest,
 from toutates.protocol.sequence_parameters import Said, said_in
 from toutates.protocol.signature import Signature
 from toutates.protocol.strings import rest
-from toutates.system.errors import CallerLeft, ExecutionFailed, NotLoaded, Overloaded, RequestError, Unsupported
+from toutates.system.errors import CallerLeft, ExecutionFailed, NotLoaded, Overloaded, RequestError, Unsupported, anew
 
 __all__ = ["RestInferService"]
 
@@ -268,7 +268,7 @@ class RestInferService(InferService):
         """
         try:
             if len(message.id.encode()) > MAX_ID_BYTES:
-                raise id_too_long(message.id)
+                raise id_too_long(len(message.id.encode()))
             if version.decoupled and (outputs is not None or call.head.purpose.tensors is not None):
                 raise Unsupported("HTTP end point doesn't support models with decoupled transaction policy")
             sizes = [len(content) for content in given]
@@ -363,7 +363,7 @@ class RestInferService(InferService):
                 self._forget_plans()
             if isinstance(outcome, RequestError):
                 self._count_refusal(outcome, None)
-                raise outcome
+                raise anew(outcome)
             self.counters.parsed += 1
             version = self._find(asked.target.model, asked.target.version)
             self._infer_read(call, asked, version, outcome)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from toutates.system.errors import ConfigurationError
+from toutates.system.errors import ConfigurationError, anew
 
 __all__ = ["MAX_PROBLEMS", "Problems"]
 
@@ -43,7 +43,7 @@ class Problems:
         """
         most = min(most or _MOST, _MOST)
         if len(self._found) == 1:
-            raise self._found[0]
+            raise anew(self._found[0])
         if self._found:
             lines = [str(problem) for problem in self._found[:most]]
             if len(self._found) > most:

@@ -31,6 +31,6 @@ def inflate(due: InflationDue) -> bytes | GrpcError:
     try:
         return decompress(due.message, due.encoding, due.max_size)
     except GrpcError as error:
-        return error
+        return error.with_traceback(None)
     except MemoryError:
         return GrpcError(Status.RESOURCE_EXHAUSTED, "the server is out of memory")

@@ -99,7 +99,12 @@ def fail_call(worker: Worker, handler: Handler, call: HttpCall, error: Exception
             handler.fail(call, Overloaded("the server is out of memory"))
             return
     except Exception as mistake:
-        error = mistake
+        _fail_for_bug(worker, handler, call, mistake)
+        return
+    _fail_for_bug(worker, handler, call, error)
+
+
+def _fail_for_bug(worker: Worker, handler: Handler, call: HttpCall, error: Exception) -> None:
     head = call.head
     worker.incidents.bug(f"handler of {head.method} {head.path[:100]}", error, worker.peer(call))
     handler.fail(call, ExecutionFailed("internal error"))

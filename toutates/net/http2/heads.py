@@ -73,7 +73,7 @@ def unread_head(fields: Sequence[HeaderField], refusal: Refused) -> Head:
     """Stands for the head of a request that is refused as it came."""
     method = next(field.value for field in fields if field.name == b":method")
     head = Head("HEAD" if method == b"HEAD" else "", "", {}, http_1_0=False, keep_alive=True)
-    head.refusal = refusal.with_traceback(None)
+    head.refusal = refusal.anew()
     return head
 
 

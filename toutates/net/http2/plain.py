@@ -152,7 +152,7 @@ class StreamAnswers:
                         raise CallerLeft("the client has left")
                 return inflater.finish()
             except Refused as refusal:
-                return refusal.with_traceback(None)
+                return refusal.anew()
 
         def job() -> Callable[[], None]:
             return partial(self._inflated, request, size, outcome_of(work, "decompressing a body"))

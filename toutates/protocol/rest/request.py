@@ -42,7 +42,7 @@ from toutates.protocol.rest.document import (
 from toutates.protocol.rest.lengths import check_json_size, too_large
 from toutates.protocol.rest.parameters import add_forwarded, read_parameters, read_region
 from toutates.protocol.sequence_parameters import NAMES, said_in
-from toutates.system.errors import InvalidRequest, MalformedMessage, RequestError
+from toutates.system.errors import InvalidRequest, MalformedMessage, RequestError, anew
 
 __all__ = [
     "LARGE_JSON_BYTES",
@@ -311,12 +311,12 @@ def read_request(
         except Unreadable as odd:
             error = odd.error
         except RequestError as refusal:
-            error = refusal
+            error = anew(refusal)
     # Of several mistakes it is for the whole document to tell which one comes first.
     # Of one that is too long no more is copied than shows that.
     text = bytes(memoryview(buffer)[start : min(json_end, start + MAX_DOCUMENT_BYTES + 1)])
     if error is not None and not is_parsable(text):
-        raise error
+        raise anew(error)
     return _Reading(text, target, buffer, json_end, end, None, pause).read()
 
 

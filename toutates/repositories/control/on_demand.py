@@ -46,6 +46,7 @@ from toutates.system.errors import (
     ToutatesError,
     Unavailable,
     UnknownModel,
+    anew,
 )
 
 __all__ = ["OnDemand"]
@@ -339,7 +340,7 @@ class OnDemand:
         try:
             await bring()
         except RequestError as problem:
-            error = problem
+            error = anew(problem)
         except Exception as bug:
             error = _of_ours(model, bug)
         self._end(model, error)
@@ -405,7 +406,7 @@ class OnDemand:
                     nursery.start_soon(self._load, model, partial(self._bring_members, model, missing, ()))
                 return
         except RequestError as problem:
-            refusal = problem
+            refusal = anew(problem)
         except Exception as bug:
             refusal = _of_ours(model, bug)
         self._end(model, refusal)
@@ -477,7 +478,7 @@ class OnDemand:
         try:
             await load(make_room)
         except ToutatesError as error:
-            problem = error
+            problem = anew(error)
         finally:
             self._memory.residency.coming -= coming
         return self._note_loaded(model, problem)
@@ -504,7 +505,7 @@ class OnDemand:
                 logger.error("model '%s' cannot be loaded: %s", model, reason, extra={"model": model})
             raise ModelNotReady(f"model '{model}' cannot be loaded: {told}") from None
         elif error is not None:
-            raise error
+            raise anew(error)
         self._memory.enter(model)
         self._memory.see_that_it_fits(model)
         return missing
