@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from toutates.models.repository import scan_model
 from toutates.server.kinds import kinds_of_models
 from toutates.system.errors import ConfigurationError, ModelLoadError
 
-__all__ = ["inspect", "mlp", "predict", "refused", "running_sum"]
+__all__ = ["Arrays", "inspect", "mlp", "opened", "predict", "refused", "running_sum"]
 
 
 def inspect(root: Path, model: str = "m") -> InspectedVersion:
@@ -36,17 +37,31 @@ def refused(root: Path, model: str = "m") -> str:
     return str(caught.value)
 
 
-def predict(root: Path, inputs: Mapping[str, npt.NDArray[Any]], model: str = "m") -> dict[str, npt.NDArray[Any]]:
+#: Tensors by name.
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+def predict(root: Path, inputs: Arrays, model: str = "m") -> dict[str, npt.NDArray[Any]]:
     """The outputs of one run, by name."""
+    with opened(root, model) as run:
+        return run(inputs)
+
+
+@contextmanager
+def opened(root: Path, model: str = "m") -> Iterator[Callable[[Arrays], dict[str, npt.NDArray[Any]]]]:
+    """What gives the outputs of one run."""
     folder = scan_model(root / model)
     kind = PluginKind()
     loaded = kind.open(model, load_configuration(folder.versions[-1], kind.backends))
-    try:
-        arrays = {index: inputs[tensor.name] for index, tensor in enumerate(loaded.signature.inputs)}
+    signature = loaded.signature
+
+    def run(inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
+        arrays = {index: inputs[tensor.name] for index, tensor in enumerate(signature.inputs)}
         outputs = loaded.plain[0].run_arrays(arrays)
-        return {
-            tensor.name: np.asarray(output) for tensor, output in zip(loaded.signature.outputs, outputs, strict=True)
-        }
+        return {tensor.name: np.asarray(output) for tensor, output in zip(signature.outputs, outputs, strict=True)}
+
+    try:
+        yield run
     finally:
         loaded.close()
 

@@ -11,9 +11,10 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from tests.backends.frameworks.support import inspect, predict, refused
+from tests.backends.frameworks.support import inspect, opened, predict, refused
 from tests.backends.plugins.packages import write_model
 from toutates.protocol.strings import EncodedStrings
+from toutates.system.errors import ExecutionFailed
 
 skops = pytest.importorskip("skops.io", reason="is not installed: the extra sklearn")
 
@@ -331,8 +332,6 @@ def test_what_an_estimator_does_wrong_is_no_fault_of_the_rows(tmp_path: Path) ->
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    from toutates.system.errors import ExecutionFailed
-
     unfitting = make_pipeline(StandardScaler(), LinearRegression()).fit(ROWS, ROWS[:, 0])
     unfitting.steps[1] = ("linearregression", LinearRegression().fit(ROWS[:, :3], ROWS[:, 0]))
     spoilt = LogisticRegression().fit(ROWS, ROWS[:, 0] > 0.5)
@@ -362,6 +361,32 @@ def test_an_estimator_that_takes_one_width_of_floats_is_asked_in_it(tmp_path: Pa
     inspect(tmp_path)  # which asks two rows
     got = predict(tmp_path, {"x": ROWS[:5].astype(asked)})
     npt.assert_array_equal(got["prediction"], model.predict(ROWS[:5].astype(fitted)))
+
+
+def test_a_request_that_fails_changes_nothing_of_those_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sklearn.linear_model import LinearRegression
+
+    save(tmp_path, LinearRegression().fit(ROWS, ROWS[:, 0]))
+    predicts, seen, fails = LinearRegression.predict, [], [False]
+
+    def predict_once(self: Any, rows: Any) -> Any:
+        seen.append(rows.dtype)
+        if fails[0] and rows.dtype == np.float32:
+            raise MemoryError
+        return predicts(self, rows)
+
+    monkeypatch.setattr(LinearRegression, "predict", predict_once)
+    given = {"input__0": ROWS[:5].astype(np.float32)}
+    with opened(tmp_path) as run:
+        run(given)
+        fails[0] = True
+        with pytest.raises(ExecutionFailed, match="MemoryError"):
+            run(given)
+        fails[0] = False
+        run(given)
+    assert set(seen) == {np.dtype(np.float32)}
 
 
 def test_a_classifier_of_several_outputs_has_probabilities_of_each(tmp_path: Path) -> None:

@@ -80,6 +80,7 @@ class ScikitLearn(Backend):
         self._check_fitted(source.path.name)
         self._columns = columns_of(self._model, source)
         self._cast: Any = None
+        self._has_answered = False
         self._takes_nan = takes_nan(self._model)
         # What is tried here is no request: its warnings are nobody's.
         with LibraryWarnings(source.model, is_silent=True):
@@ -181,14 +182,15 @@ class ScikitLearn(Backend):
     def _answers(self, calls: Mapping[str, _Call], rows: Any) -> dict[str, Any]:
         """What each method answers. The check and requests ask alike.
 
-        Compiled code may take the floats alone on which the estimator was fitted, which is found out once.
+        Compiled code may take the floats alone on which the estimator was fitted, which is found out before its first
+        answer. What goes wrong later is that request's alone.
         """
         methods = {call.method for call in calls.values()}
         try:
             given = rows if self._cast is None else rows.astype(self._cast)
-            return {method: getattr(self._model, method)(given) for method in methods}
+            answers = {method: getattr(self._model, method)(given) for method in methods}
         except Exception as error:
-            is_refused = self._cast is not None or (isinstance(error, ValueError) and is_of_rows(error))
+            is_refused = self._has_answered or (isinstance(error, ValueError) and is_of_rows(error))
             other = None if is_refused else self._columns.other_floats(rows)
             if other is None:
                 raise
@@ -197,7 +199,8 @@ class ScikitLearn(Backend):
             except Exception:
                 raise error from None
             self._cast = other.dtype
-            return answers
+        self._has_answered = True
+        return answers
 
     def run(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         """See ``Backend``."""
