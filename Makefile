@@ -107,7 +107,7 @@ contract: $(VENV)/.dev  ## Write anew what users have (tests/contract/*.txt), af
 	$(BIN)/python -m tests.contract.write
 
 # Tests of one file are spread, for most are the attacks of one; each process attacks a server of its own.
-test-long: $(VENV)/.dev  ## The tests that take long by their nature: attacks, a soak, overload, a page open for hours
+test-long: $(VENV)/.dev  ## The tests that take long by their nature: attacks, a soak, random cases, faults of stores and models
 	$(BIN)/python -m pytest -m long --numprocesses 4 --dist worksteal $(ARGS)
 
 # No other test may take longer than this on a machine that does nothing else.

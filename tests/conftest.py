@@ -11,6 +11,7 @@ failure of that, but not where a plugin imports the module before the filters ar
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 import os
@@ -79,6 +80,17 @@ def _log_levels() -> Iterator[None]:
     yield
     for logger, level in zip(loggers, before, strict=True):
         logger.setLevel(level)
+
+
+def pytest_sessionstart() -> None:
+    """No garbage is looked for while tests are collected, which takes a third of that time."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """The tests' own objects stay: nobody looks through them again."""
+    gc.enable()
+    gc.freeze()
 
 
 def pytest_collection(session: pytest.Session) -> None:

@@ -29,6 +29,8 @@ from tests.e2e.sequence_models import write_accumulator
 from tests.waiting import PATIENCE_S
 from toutates.command.main import main
 
+pytestmark = pytest.mark.long
+
 SHORT = ["--seconds=0.15", "--repeats=2", "--connections=2", "--warmup=0", "--concurrency=4"]
 
 
@@ -195,7 +197,6 @@ def test_a_range_gives_a_csv_and_a_page(
     assert code == bool(found["doubt"])
 
 
-@pytest.mark.long
 def test_a_knee_is_found_and_an_impossible_target_is_told(
     everything: ServerProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -318,7 +319,6 @@ def test_an_interrupt_prints_what_there_is_and_leaves_nothing(everything: Server
     assert not [name for name in left if name.startswith(f"toutates-bench-{process.pid}-")]
 
 
-@pytest.mark.long
 def test_a_server_that_dies_loses_calls_and_is_told(repository: Path, tmp_path: Path) -> None:
     with running(repository, tmp_path, ["--load-models", "dynamic"]) as server:
         with started(server.address, *LONG) as (process, terminal):

@@ -18,6 +18,8 @@ from tests.e2e.python_models import HEAD, IDENTITY, add_model
 from tests.e2e.support import INFER, Tensor, channel_to, pb, request
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.long
+
 #: Says which process it is, and never returns; what it forks, and what asks it to end, does not help.
 FOREVER: Final = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -15,6 +15,8 @@ from tests.e2e.support import Tensor, call, channel_to, infer, outputs_of, reque
 from tests.waiting import wait_until
 from toutates.protocol import grpc_service_pb2 as pb
 
+pytestmark = pytest.mark.long
+
 SERVICE = "/inference.GRPCInferenceService"
 #: What ONNX Runtime and the settings take, odd as it is.
 SERVED = {

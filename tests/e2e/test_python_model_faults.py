@@ -18,6 +18,8 @@ from tests.e2e.process import ServerProcess, is_alive, running
 from tests.e2e.python_models import add_model
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.long
+
 triton = pytest.importorskip("tritonclient.grpc", reason="has no wheel for free-threaded Python")
 utils = pytest.importorskip("tritonclient.utils", reason="has no wheel for free-threaded Python")
 

@@ -25,7 +25,7 @@ from tests.e2e.test_s3_control import Bucket
 from tests.repositories.support import Fault, Proxy, S3Service, cached_files
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.usefixtures("s3_credentials")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("s3_credentials")]
 
 HTTP = ("--metrics-addr", "127.0.0.1:0")
 #: Asked again soon, in every mode.

@@ -17,6 +17,8 @@ from tests.e2e.process import ServerProcess, run, running
 from tests.e2e.support import Tensor, channel_to, infer, outputs_of, request, triton
 from tests.text_models import DIM, make_folder, save_weights
 
+pytestmark = pytest.mark.long
+
 ROWS, COLUMNS = 20_000, 256
 EACH_SESSION = """backend: supertensor
 batch_size: 4

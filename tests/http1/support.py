@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, Final, cast
 
 from toutates.h2grpc import Limits as NetLimits
+from toutates.h2grpc.budget import MemoryBudget
 from toutates.h2grpc.message_memory import MemoryPool, MessageMemory
 from toutates.http1 import Connection, Head, Limits, Receiving, Request, encode_fields
 from toutates.http1.exchange import write_text
@@ -140,7 +141,12 @@ class Driven:
     def __init__(self, pool: MemoryPool, limits: Limits) -> None:
         self._pool = pool
         worker: Any = SimpleNamespace(
-            dirty=[], limits=NetLimits(), limit_hits=Counter(), go_on=lambda link: None, leave=lambda link, reason: None
+            dirty=[],
+            limits=NetLimits(),
+            limit_hits=Counter(),
+            budget=MemoryBudget(2**40),
+            go_on=lambda link: None,
+            leave=lambda link, reason: None,
         )
         self.driver = HttpConnection(worker, limits, partial(_admit, limits), write_text, HttpCall, pool)
         self.http: Connection = self.driver._http

@@ -37,6 +37,8 @@ from toutates.repositories.specification import BucketSpecification
 from toutates.system.errors import ConfigurationError, RepositoryError
 from toutates.system.file_lock import try_lock
 
+pytestmark = pytest.mark.long
+
 LARGE = os.urandom(1024) * (9 * 1024)  # two parts
 
 

@@ -41,6 +41,7 @@ from toutates.backends.text.interface import (
     TextTimes,
     VectorForm,
 )
+from toutates.h2grpc.budget import MemoryBudget
 from toutates.http1 import Limits, Refused
 from toutates.infer.counters import InferCounters
 from toutates.infer.inflight import Inflight
@@ -216,6 +217,7 @@ class _Worker:
         self.call_soon = self.at_round_end = self.soon.append
         self.dirty: list[Any] = []
         self.limits = SimpleNamespace(max_unsent_bytes=2**22)
+        self.budget = MemoryBudget(2**40)
         self.limit_hits = {"message_size": 0, "header_list_size": 0}
         self.bugs: list[Exception] = []
         self.incidents = SimpleNamespace(bug=lambda what, error, peer="": self.bugs.append(error))
