@@ -12,10 +12,17 @@ import pytest
 
 from tests.e2e.http import peer_of
 from tests.e2e.process import command, environment, run, running
+from tests.e2e.python_models import IDENTITY, add_model
 from tests.e2e.support import Tensor, channel_to, infer, request
 from tests.ports import free_port
 from tests.waiting import wait_until
 
+#: Another program that takes a port, when the server has bound it and does not listen yet.
+TAKES_PORT: Final = """
+def initialize(self, args):
+    import socket
+    self.taken = socket.create_server(("127.0.0.1", {port}))
+"""
 _LIMIT: Final = 240
 _LIMITED: Final = (
     "-c",
@@ -66,6 +73,19 @@ def test_of_two_servers_that_start_together_on_one_port_one_serves(repository: P
                 assert server.returncode == 2
                 assert [line for line in text.splitlines() if "cannot listen: Address already in use" in line]
                 assert "loaded" not in text
+
+
+@pytest.mark.parametrize("flag", ["--grpc-addr", "--http-addr"])
+def test_a_port_that_is_taken_while_models_load_is_said_in_one_line(tmp_path: Path, flag: str) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    taken = TAKES_PORT.format(port=address.rpartition(":")[2])
+    add_model(tmp_path, "takes_port", taken + IDENTITY, more="")
+    flags = {"--grpc-addr": "127.0.0.1:0", "--http-addr": "off", "--metrics-addr": "off", flag: address}
+    ended = run("--model-repository", str(tmp_path), *[word for one in flags.items() for word in one])
+    assert ended.returncode == 2
+    said = f"cannot listen: Address already in use (got '{address}'); choose an address of this machine and a port that"
+    assert said in ended.stderr.splitlines()[-1]
+    assert "Traceback" not in ended.stderr
 
 
 def test_few_descriptors_are_a_warning_and_connections_leave_some_for_everything_else(

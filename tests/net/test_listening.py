@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import pytest
 
 from tests.ports import free_port
-from toutates.net.listening import bind
+from toutates.net.listening import bind, listen
 from toutates.system.address import Address
 from toutates.system.errors import ConfigurationError
 
@@ -46,6 +46,36 @@ def test_a_port_where_nobody_listens_yet_belongs_to_who_came_first(sockets: int,
     close(first)
     with ExitStack() as claims:
         close(bind(address, "--addr", sockets=others, claims=claims))  # a bind that has failed does not keep it
+
+
+@pytest.mark.parametrize(("host", "other"), [("0.0.0.0", "127.0.0.1"), ("127.0.0.1", "0.0.0.0")])
+@pytest.mark.parametrize("sockets", [1, 2])
+def test_all_addresses_of_a_port_include_each_of_them(host: str, other: str, sockets: int) -> None:
+    port = free_port()
+    with ExitStack() as claims:
+        first = bind(Address(host, port), "--addr", sockets=sockets, claims=claims)
+        with pytest.raises(ConfigurationError, match="Address already in use"):
+            bind(Address(other, port), "--addr", sockets=sockets, claims=claims)
+    close(first)
+
+
+def test_servers_that_start_together_may_have_one_port_on_addresses_of_their_own() -> None:
+    port = free_port()
+    with ExitStack() as claims:
+        for number in range(1, 4):
+            close(bind(Address(f"127.0.0.{number}", port), "--addr", sockets=2, claims=claims))
+
+
+def test_a_port_that_another_one_has_taken_before_it_is_listened_to() -> None:
+    [late] = bind(Address("127.0.0.1", 0), "--addr")
+    address = Address(*late.getsockname())
+    [other] = bind(address, "--addr")
+    other.listen()
+    with pytest.raises(
+        ConfigurationError, match=rf"^cannot listen: Address already in use \(got '{address}'\); choose"
+    ):
+        listen(late, 1)
+    close([late, other])
 
 
 def test_several_share_the_port_that_the_system_chose() -> None:

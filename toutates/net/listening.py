@@ -5,28 +5,79 @@ from __future__ import annotations
 import errno
 import socket
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Final
 
 from toutates.system.address import Address
 from toutates.system.errors import ConfigurationError
 
-__all__ = ["bind"]
+__all__ = ["bind", "listen"]
 
 
-def _claim(target: Any) -> socket.socket:
-    """Hold the name of an address, that of an abstract socket: one process of a network namespace can have it.
+#: Hosts that are all addresses of the machine.
+_ALL: Final = ("0.0.0.0", "::")
+#: Servers that may start together on one port, each on an address of its own.
+_PLACES: Final = 16
+
+
+def _hold(name: str) -> socket.socket:
+    """Hold the name of an abstract socket: one process of a network namespace can have it.
 
     Raises:
         OSError: another one has it.
     """
     claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        claim.bind(f"\0toutates port {target[0]} {target[1]}")
+        claim.bind(f"\0toutates port {name}")
     except OSError as error:
         if error.errno == errno.EADDRINUSE:  # else the system has no such names, and nobody holds any
             claim.close()
             raise
     return claim
+
+
+def _claim(target: Any) -> ExitStack:
+    """Hold the names of an address: its own and one place of its port, or all places where it is every address.
+
+    Raises:
+        OSError: another one has them, on the same address or on one that includes it.
+    """
+    host, port = target[:2]
+    with ExitStack() as held:
+        if host in _ALL:
+            for place in range(_PLACES):
+                held.enter_context(_hold(f"{port} {place}"))
+        else:
+            held.enter_context(_hold(f"{port} {host}"))
+            for place in range(_PLACES):
+                try:
+                    held.enter_context(_hold(f"{port} {place}"))
+                    break
+                except OSError:
+                    if place == _PLACES - 1:
+                        raise
+        return held.pop_all()
+
+
+def _cannot_listen(error: OSError, key: str, address: object, otherwise: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"cannot listen: {error.strerror}",
+        key=key,
+        value=str(address),
+        remedy="choose an address of this machine and a port that is free" + otherwise,
+    )
+
+
+def listen(listener: socket.socket, backlog: int) -> None:
+    """Have a bound socket listen.
+
+    Raises:
+        ConfigurationError: another one listens there since it was bound.
+    """
+    try:
+        listener.listen(backlog)
+    except OSError as error:
+        host, port = listener.getsockname()[:2]
+        raise _cannot_listen(error, "", Address(host, port), "") from error
 
 
 def bind(
@@ -43,8 +94,8 @@ def bind(
     Several share their port with SO_REUSEPORT, and the kernel spreads connections among them. Where the address is of
     IPv6, '::' takes IPv4 too, as users of Triton expect.
 
-    The kernel refuses a port where somebody listens. Two servers that start together listen later, so each holds a name
-    for its port meanwhile: ``claims`` gets it, to be closed once the sockets listen.
+    The kernel refuses a port where somebody listens. Two servers that start together listen later, so each holds names
+    for its port meanwhile: ``claims`` gets them, to be closed once the sockets listen.
 
     Args:
         address: whose port may be 0; the system then chooses one, the same for all of them.
@@ -85,11 +136,6 @@ def bind(
             if claims is not None and claim is not None:
                 claims.enter_context(claim)
         except OSError as error:
-            raise ConfigurationError(
-                f"cannot listen: {error.strerror}",
-                key=flag,
-                value=str(address),
-                remedy="choose an address of this machine and a port that is free" + otherwise,
-            ) from error
+            raise _cannot_listen(error, flag, address, otherwise) from error
         opened.pop_all()
     return bound

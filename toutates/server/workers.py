@@ -14,6 +14,7 @@ from toutates.backends.python.calls import ManyPending
 from toutates.infer.parking import Parking
 from toutates.infer.service import InferService
 from toutates.net import Listening, Worker
+from toutates.net.listening import listen as listen_on
 from toutates.server.descriptors import most_descriptor
 from toutates.server.listeners import Listeners
 from toutates.server.options import Options
@@ -160,7 +161,7 @@ class Workers:
 
         for number, (worker, _) in enumerate(self._running):
             for listening in wanted[number]:
-                listening.socket.listen(BACKLOG)
+                listen_on(listening.socket, BACKLOG)
             worker.call_soon(partial(listen, number))
         async with trio.open_nursery() as nursery:
 

@@ -19,6 +19,7 @@ from typing import Final
 
 import trio
 
+from toutates.net.listening import listen
 from toutates.observe.http.connections import LATELY_S, ConnectionTable, HttpConnection, hung_up
 from toutates.observe.http.responses import CommonFields
 from toutates.observe.http.site import Site
@@ -67,7 +68,7 @@ async def serving_http(
                     "the HTTP side has failed; there are no metrics and no status page any more", exc_info=True
                 )
 
-    listener.listen(BACKLOG)
+    listen(listener, BACKLOG)
     async with trio.open_nursery() as nursery:
         thread = partial(trio.to_thread.run_sync, run, thread_name=THREAD_NAME, limiter=trio.CapacityLimiter(math.inf))
         nursery.start_soon(thread)
