@@ -7,7 +7,7 @@ from typing import ClassVar, Final
 from fuzz.attacks.attack import Attack
 from fuzz.attacks.peer import Peer
 
-__all__ = ["PipelinedProbes", "PipelinedRequests", "RequestsLeftBehind"]
+__all__ = ["Newcomers", "PipelinedProbes", "PipelinedRequests", "RequestsLeftBehind"]
 
 _AT_ONCE: Final = 200
 
@@ -62,3 +62,17 @@ class RequestsLeftBehind(Attack):
     async def strike(self, peer: Peer) -> None:
         await peer.send(_get("/") * _AT_ONCE, _AT_ONCE)
         peer.end_by_reset()
+
+
+class Newcomers(Attack):
+    """Connections that take the places of others, and ask for nothing."""
+
+    name = "http-newcomers"
+    summary = "200 connections to the HTTP side on which nothing is said; honest are its probes"
+    limit = "who has not asked takes the place of nobody who has; 128 connections and 32 newcomers"
+    stops = ("closed", "reset")
+    on_http = True
+    connections = 200
+
+    async def strike(self, peer: Peer) -> None:
+        await peer.wait_over()

@@ -151,6 +151,7 @@ _ALL: Final[tuple[type[Attack], ...]] = (
     http_floods.PipelinedRequests,
     http_floods.PipelinedProbes,
     http_floods.RequestsLeftBehind,
+    http_floods.Newcomers,
 )
 
 #: An instance of each, made without cost: what an attack sends, it prepares when it first strikes.

@@ -201,6 +201,37 @@ def test_a_configuration_from_the_request_takes_the_place_of_one_that_cannot_be_
     shutil.rmtree(explicit_root / "odd")
 
 
+@pytest.mark.parametrize(
+    ("key", "path"),
+    [
+        ("EXECUTION_ENV_PATH", "/tmp"),
+        ("EXECUTION_ENV_PATH", "env.tar"),
+        ("EXECUTION_ENV_PATH", "$$TRITON_MODEL_DIRECTORY/../env.tar"),
+        ("EXECUTION_ENV_PATH", "$$TRITON_MODEL_DIRECTORY//tmp"),
+        ("EXECUTION_ENV_PATH", "/tmp/$$TRITON_MODEL_DIRECTORY/env"),
+        ("toutates.profiling.file_prefix", "/tmp/profile"),
+        ("toutates.profiling.file_prefix", "../profile"),
+    ],
+)
+def test_paths_of_a_configuration_from_the_request_stay_in_the_model(
+    client: Any, explicit_root: Path, key: str, path: str
+) -> None:
+    config = json.dumps({"parameters": {key: {"string_value": path}}})
+    brought = {"file:1/model.onnx": versioned_model(1)}
+    for load in (
+        lambda: client.load_model("second", config=config),
+        lambda: client.load_model("second", config=config, files=brought),
+    ):
+        status, text = fails(load)
+        assert (status, f"parameters.{key} leaves the model's directory" in text) == ("INVALID_ARGUMENT", True)
+    if key == "EXECUTION_ENV_PATH":  # what the repository says itself may be repeated
+        own = explicit_root / "second" / "config.pbtxt"
+        own.write_text(f'parameters {{ key: "{key}" value {{ string_value: "{path}" }} }}')
+        client.load_model("second", config=config)
+        own.unlink()
+        client.unload_model("second")
+
+
 def test_a_model_comes_with_the_request(client: Any, explicit_root: Path) -> None:
     files = {"file:1/model.onnx": versioned_model(100), "file:5/model.onnx": versioned_model(500)}
     config = json.dumps({"version_policy": {"all": {}}})

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from typing import Final
 
 import pytest
@@ -334,6 +334,32 @@ def test_more_connections_than_there_may_be_take_the_place_of_the_oldest(monkeyp
         finally:
             for peer in peers:
                 peer.close()
+
+
+def test_newcomers_that_ask_for_nothing_cut_off_nobody_who_has_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 20)
+    asks = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    with http_side() as port, ExitStack() as stack:
+
+        def opened(octets: bytes) -> socket.socket:
+            peer = stack.enter_context(closing(raw(port)))
+            peer.sendall(octets)
+            return peer
+
+        def answered(peer: socket.socket) -> bool:
+            peer.sendall(asks)
+            return b"live\n" in peer.recv(65_536)
+
+        scrapers = [opened(b"") for _ in range(connections.MAX_CONNECTIONS)]
+        assert all(answered(scraper) for scraper in scrapers)
+        # Some begin a request, and no newcomer ends it.
+        newcomers = [opened(begun) for begun in (b"", b"GET / HTTP/1.1\r\n") for _ in range(100)]
+        assert all_of(newcomers[0]) == b""
+        assert all(answered(scraper) for scraper in scrapers)
+        # A client that comes then is answered, and takes the place of who asked longest ago.
+        assert answered(opened(b""))
+        assert all_of(scrapers[0]) == b""
+        assert all(answered(scraper) for scraper in scrapers[1:])
 
 
 def test_connections_that_are_closed_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,16 +14,14 @@ import weakref
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import Final
 
 from toutates.backends.python.environment_archives import unpack_environment
 from toutates.backends.python.process import Interpreter
+from toutates.models.config.settings import MODEL_DIRECTORY
 from toutates.system.errors import ModelLoadError
 from toutates.system.text import text_of
 
 __all__ = ["Environments"]
-
-_MODEL_DIRECTORY: Final = "$$TRITON_MODEL_DIRECTORY"
 
 
 class Environments:
@@ -53,7 +51,7 @@ class Environments:
         """
         if not given:
             return Interpreter()
-        path = Path(given.replace(_MODEL_DIRECTORY, str(model_dir)))
+        path = Path(given.replace(MODEL_DIRECTORY, str(model_dir)))
         try:
             path = path.resolve(strict=True)
             folder = path if path.is_dir() else self._unpack(path)

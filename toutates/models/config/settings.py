@@ -41,6 +41,7 @@ __all__ = [
     "MAX_EXECUTORS",
     "MAX_TARGET_MS",
     "MIN_TARGET_MS",
+    "MODEL_DIRECTORY",
     "MODEL_FILENAME",
     "ONNX_BACKENDS",
     "Allocator",
@@ -554,6 +555,10 @@ def _filename(section: Section, key: str, default: str) -> str:
     if not is_inside(name):
         section.refuse(key, "leaves the directory that it belongs into", name, f"write a plain name, such as {default}")
     return name
+
+
+#: Stands for the model's directory at the beginning of a path.
+MODEL_DIRECTORY: Final = "$$TRITON_MODEL_DIRECTORY"
 
 
 def is_inside(name: str) -> bool:

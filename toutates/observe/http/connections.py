@@ -11,7 +11,7 @@ import re
 import select
 import ssl
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import trio
@@ -25,6 +25,8 @@ __all__ = ["MAX_CONNECTIONS", "ConnectionTable", "HttpConnection", "hung_up", "i
 
 #: Connections at once; those of scrapers, probes and browsers are a handful.
 MAX_CONNECTIONS: Final = 128
+#: Beyond them, at most, connections that have not asked for anything yet: while all others have, a client gets in so.
+NEWCOMERS: Final = 32
 #: Bytes per read: what a peer can make us parse in one turn.
 READ_BYTES: Final = 8_192
 #: Bytes that a peer takes within SEND_S seconds, or loses its connection.
@@ -64,11 +66,14 @@ def is_probe(path: str) -> bool:
 
 
 class ConnectionTable:
-    """The connections that are open, the one that was used longest ago first. Used in one Trio run."""
+    """The connections that are open, those used longest ago first. Used in one Trio run.
 
-    def __init__(self, most: int = MAX_CONNECTIONS) -> None:
-        self._most = most
-        self._connections: OrderedDict[HttpConnection, None] = OrderedDict()
+    Newcomers, which have not asked for anything yet, take the places of newcomers alone.
+    """
+
+    def __init__(self) -> None:
+        self._newcomers: OrderedDict[HttpConnection, None] = OrderedDict()
+        self._asked: OrderedDict[HttpConnection, None] = OrderedDict()
         self._empty = trio.Event()
         #: since when all are told to leave; None before
         self.left_at: float | None = None
@@ -76,31 +81,47 @@ class ConnectionTable:
         self.evicted = 0
 
     def __len__(self) -> int:
-        return len(self._connections)
+        return len(self._newcomers) + len(self._asked)
+
+    def __iter__(self) -> Iterator[HttpConnection]:
+        return iter([*self._newcomers, *self._asked])
 
     def add(self, connection: HttpConnection) -> None:
-        """Add a connection. If there are too many, the one used longest ago is closed."""
-        if len(self._connections) >= self._most:
-            self.evicted += 1
-            next(iter(self._connections)).abort()
-        self._connections[connection] = None
+        """Add a connection. If there are too many, the newcomer used longest ago is closed."""
+        if len(self) >= MAX_CONNECTIONS and len(self._newcomers) >= NEWCOMERS:
+            self._evict(self._newcomers)
+        self._newcomers[connection] = None
         if self.left_at is not None:
             connection.leave()
 
+    def has_asked(self, connection: HttpConnection) -> None:
+        """Note that a connection has sent a request. If too many have, the one of them used longest ago is closed."""
+        if connection in self._newcomers:
+            del self._newcomers[connection]
+            self._asked[connection] = None
+            if len(self._asked) > MAX_CONNECTIONS:
+                self._evict(self._asked)
+
+    def _evict(self, connections: OrderedDict[HttpConnection, None]) -> None:
+        self.evicted += 1
+        next(iter(connections)).abort()
+
     def touch(self, connection: HttpConnection) -> None:
         """Note that a connection was just used."""
-        if connection in self._connections:
-            self._connections.move_to_end(connection)
+        for connections in (self._newcomers, self._asked):
+            if connection in connections:
+                connections.move_to_end(connection)
 
     def remove(self, connection: HttpConnection) -> None:
         """Remove a connection that has ended."""
-        self._connections.pop(connection, None)
-        if not self._connections:
+        self._newcomers.pop(connection, None)
+        self._asked.pop(connection, None)
+        if not len(self):
             self._empty.set()
 
     async def wait_empty(self) -> None:
         """Return when no connection is left."""
-        while self._connections:
+        while len(self):
             self._empty = trio.Event()
             await self._empty.wait()
 
@@ -108,7 +129,7 @@ class ConnectionTable:
         """Have all connections, those to come too, told to leave by their next answers."""
         if self.left_at is None:
             self.left_at = trio.current_time()
-            for connection in self._connections:
+            for connection in self:
                 connection.leave()
 
     def drain(self, since: float = math.inf) -> None:
@@ -117,13 +138,13 @@ class ConnectionTable:
         Args:
             since: those that were used after that go on.
         """
-        for connection in list(self._connections):
+        for connection in self:
             if connection.used_at < since:
                 connection.drain()
 
     def abort_all(self) -> None:
         """Close all connections."""
-        for connection in list(self._connections):
+        for connection in self:
             connection.abort()
 
     async def sweep(self) -> None:
@@ -131,12 +152,10 @@ class ConnectionTable:
         while True:
             await trio.sleep(SWEEP_S)
             now = trio.current_time()
-            for connection in list(self._connections):
-                if connection.used_at > now - KEEP_ALIVE_S:
-                    break
+            for connection in self:
                 if connection.used_at < now - SILENCE_S:
                     connection.abort()
-                elif connection.is_idle:
+                elif connection.used_at < now - KEEP_ALIVE_S and connection.is_idle:
                     connection.leave()
 
 
@@ -260,6 +279,7 @@ class HttpConnection:
     async def _answer(self, request: Request) -> None:
         """Answer a request when it is its turn."""
         path = request.head.path
+        self._table.has_asked(self)
         self._flow.move_to(self._lanes.prompt if is_probe(path) else self._lanes.other)
         await self._turn()
         try:

@@ -33,7 +33,7 @@ from toutates.models.repository import ModelFolder, unexpected
 from toutates.models.running import Outcome
 from toutates.models.turn import ModelTurn
 from toutates.repositories.control.first_look import Late
-from toutates.repositories.control.load_request import failed, override_of
+from toutates.repositories.control.load_request import check_paths, failed, override_of
 from toutates.repositories.control.modes import ControlMode
 from toutates.repositories.control.passed_over import PassedOver
 from toutates.repositories.control.threads import fetches_of, in_thread
@@ -444,6 +444,7 @@ class ModelControl:
     async def _load_files(
         self, turn: ModelTurn, name: str, known: _Known, override: TritonConfiguration, files: Mapping[str, bytes]
     ) -> None:
+        check_paths(name, override.given)
         upload = uploaded(name, files, override)
         try:
             folder = await in_thread(self._cpus, _UPLOADS, upload.__enter__)
@@ -463,6 +464,9 @@ class ModelControl:
         found = await self._find(name)
         if override is None and known.override is not None and known.override[1] == found.identity:
             override = known.override[0]
+        elif override is not None:
+            own = next((version.triton.given for version in found.folder.versions if version.triton is not None), None)
+            check_paths(name, override.given, own)
         await self._load_found(turn, name, found, known, override, all_or_none=True)
         known.tried = found.identity
         known.override = None if override is None else (override, found.identity)
