@@ -236,6 +236,18 @@ def test_more_bytes_than_may_be_under_way_are_refused() -> None:
         rig.assert_empty()
 
 
+def test_rows_that_are_kept_while_their_parts_run_are_within_the_bound() -> None:
+    rig = texts(capacity_bytes=4_000, most=100)
+    rig.supertensor.keeps_split = True
+    with rig.running():
+        with pytest.raises(InvalidRequest, match="needs 4416 bytes"):
+            rig.worker.add_padded("large", ids(90, 90))
+        rig.worker.add_padded("fits", ids(40, 40, 40, 40))
+        rig.worker.end_round()
+        rig.worker.collect("fits")
+        rig.assert_empty()
+
+
 def test_requests_that_wait_are_bounded() -> None:
     rig = texts(max_queue_size=2)
     with rig.running():

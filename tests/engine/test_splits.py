@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.dependent_models import graph, node
 from tests.engine.support import Rig, wait_until
 from toutates.engine.result import BatchResult
-from toutates.system.errors import ExecutionFailed, Overloaded
+from toutates.system.errors import ExecutionFailed, InvalidRequest, Overloaded
 
 ROWS, BYTES = 10, 80
 
@@ -100,14 +100,29 @@ def test_a_request_whose_part_fails_is_told_once_and_leaves_nothing() -> None:
         assert rig.worker.results.empty()
 
 
-def test_no_memory_for_all_rows_fails_that_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_would_be_kept_is_within_the_bound() -> None:
+    rig = rig_of(capacity_bytes=230)
+    with pytest.raises(InvalidRequest, match="needs 240 bytes"):
+        rig.worker.add("more", rig.lane((2,)), rows_of())
+    rig.worker.end_round()
+    rig.worker.add("whole", rig.lane((2,)), rows_of()[:4])
+    rig.worker.end_round()
+    with rig.running():
+        results_of(rig, 1)
+        rig.assert_empty()
+
+
+def test_others_hear_before_a_request_is_run_whole_and_it_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = rig_of()
     lane = rig.lane((2,))
     rig.worker.add("other", lane, rows_of(5))
     rig.worker.add("beside", lane, rows_of()[:1])
     rig.worker.end_round()
 
+    heard: list[int] = []
+
     def none(*_: Any) -> Any:
+        heard.append(rig.worker.results.qsize())
         raise MemoryError
 
     monkeypatch.setattr("toutates.engine.splits.PackedLane.new_batch", none)
@@ -115,6 +130,7 @@ def test_no_memory_for_all_rows_fails_that_request_alone(monkeypatch: pytest.Mon
         found = {result.pending[0][0]: result for result in results_of(rig, 2)}
         assert isinstance(found["other"].error, ExecutionFailed)
         assert found["beside"].error is None
+        assert heard == [1]
         rig.assert_empty()
 
 

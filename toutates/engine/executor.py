@@ -157,7 +157,7 @@ class Executor(ExecutorHandle, TakesTurns):
             if not isinstance(error, Exception):
                 fatal = anew(error)
         if batch.has_parts:
-            outcomes = settled(outcomes, supertensor, self._run_whole)
+            outcomes = self._settled(outcomes, supertensor.deliver)
         if turn is not None:
             turn.end()
         batch.drop_pending()
@@ -291,7 +291,7 @@ class Executor(ExecutorHandle, TakesTurns):
                 timing = outcomes[-1][3]  # the last one ends when all have run
                 INLINE_TIME.left_ns -= timing.done_ns - timing.taken_ns
             if batch.has_parts:
-                outcomes = settled(outcomes, self._supertensor, self._run_whole)
+                outcomes = self._settled(outcomes, deliver)
             batch.drop_pending()
             following = self._supertensor.release_inline(batch, self, more=left > 0)
             _deliver(outcomes, deliver)
@@ -459,6 +459,9 @@ class Executor(ExecutorHandle, TakesTurns):
                 return error.outputs, None
             return None, self._as_failure(error)
 
+    def _settled(self, outcomes: list[Outcome], deliver: Deliver) -> list[Outcome]:
+        return settled(outcomes, self._supertensor, lambda told: _deliver(told, deliver), self._run_whole)
+
     def _run_whole(self, port: int, context: object, make: Callable[[], Batch]) -> Outcome:
         """See ``splits.RunWhole``."""
         supertensor = self._supertensor
@@ -469,13 +472,14 @@ class Executor(ExecutorHandle, TakesTurns):
             if supertensor.ports[port].is_wanted(context, taken_ns):
                 batch = make()
                 rows = batch.rows
+                size = batch.memory_bytes + batch.held_bytes
                 with supertensor.lock:
-                    supertensor.budget.memory_bytes += batch.memory_bytes
+                    supertensor.budget.memory_bytes += size
                 try:
                     outputs, error = self._try_rows(batch, 0, rows, part=False)
                 finally:
                     with supertensor.lock:
-                        supertensor.budget.memory_bytes -= batch.memory_bytes
+                        supertensor.budget.memory_bytes -= size
         except BaseException as failure:  # others of the batch are still to be told
             error = self._as_failure(failure)
         timing = Timing(taken_ns, self._backend.started_ns, self._backend.ended_ns, time.monotonic_ns())

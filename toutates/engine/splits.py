@@ -22,6 +22,8 @@ __all__ = ["KeptSplit", "Outcome", "batch_of_contents", "batch_of_pieces", "sett
 Outcome = tuple[list[list[PendingRequest]], Outputs | None, RequestError | None, Timing]
 #: Runs a request by itself: the number of its port, its context, and what makes its batch.
 RunWhole = Callable[[int, object, Callable[[], Batch]], Outcome]
+#: Tells callers their outcomes.
+Tell = Callable[[list[Outcome]], object]
 
 
 class KeptSplit(Split):
@@ -29,7 +31,8 @@ class KeptSplit(Split):
 
     Attributes:
         make: makes a batch of all of its rows, in any thread.
-        byte_size: that are kept beside the batches, and counted by whoever adds the request.
+        byte_size: that are kept beside the batches until the last part has run, and counted by whoever adds the
+            request.
         ended: by position, what each part has come to; None where it has not run.
     """
 
@@ -65,13 +68,14 @@ def batch_of_pieces(lane: Lane, rows: int, pieces: Sequence[Piece]) -> Batch:
     return batch
 
 
-def settled(outcomes: Sequence[Outcome], supertensor: SuperTensor, run_whole: RunWhole) -> list[Outcome]:
+def settled(outcomes: Sequence[Outcome], supertensor: SuperTensor, tell: Tell, run_whole: RunWhole) -> list[Outcome]:
     """What callers can be told of a batch that has run: of requests whose rows are kept, once all parts have run.
 
     One whose rows have come out as another number is run by itself, whole; so is one of a version that joins no
-    requests any more.
+    requests any more. Nobody else waits for such a run: ``tell`` gets what is there before.
     """
     told: list[Outcome] = []
+    to_run: list[tuple[KeptSplit, int, object]] = []
     for pending, outputs, error, timing in outcomes:
         others: list[list[PendingRequest]] = [[] for _ in pending]
         for port, own in enumerate(pending):
@@ -85,16 +89,27 @@ def settled(outcomes: Sequence[Outcome], supertensor: SuperTensor, run_whole: Ru
                 with supertensor.lock:
                     part[0].ended[part[1]] = one, outputs, error, timing
                     is_last = None not in part[0].ended
-                if is_last:
-                    told += _of_all_parts(part[0], port, request[0], supertensor, run_whole)
+                if not is_last:
+                    continue
+                parts = _of_all_parts(part[0], port, request[0], supertensor)
+                if parts:
+                    told += parts
+                    _let_go(part[0], supertensor)
+                else:
+                    to_run.append((part[0], port, request[0]))
         told.append((others, outputs, error, timing))
+    for split, port, context in to_run:
+        tell(told)
+        assert split.make is not None
+        told = [run_whole(port, context, split.make)]
+        _let_go(split, supertensor)
     return told
 
 
-def _of_all_parts(
-    split: KeptSplit, port: int, context: object, supertensor: SuperTensor, run_whole: RunWhole
-) -> list[Outcome]:
-    """What the caller of a request is told whose parts have all run: each of them, or the one run of all rows."""
+def _of_all_parts(split: KeptSplit, port: int, context: object, supertensor: SuperTensor) -> list[Outcome]:
+    """What the caller of a request is told whose parts have all run: each of them; nothing where all rows are to be
+    run once more, as one.
+    """
     told = [outcome for outcome in split.ended if outcome is not None]
     failed = [outcome for outcome in told if outcome[2] is not None]
     broken = [outcome for outcome in failed if not isinstance(outcome[2], OtherRows)]
@@ -102,11 +117,11 @@ def _of_all_parts(
         pending, _, error, timing = broken[0]
         whole: list[list[PendingRequest]] = [[] for _ in pending]
         whole[port] = [(context, 0, 0, None)]
-        told = [(whole, None, error, timing)]
-    elif failed or not supertensor.joins:
-        assert split.make is not None
-        told = [run_whole(port, context, split.make)]
+        return [(whole, None, error, timing)]
+    return [] if failed or not supertensor.joins else told
+
+
+def _let_go(split: KeptSplit, supertensor: SuperTensor) -> None:
     with supertensor.lock:
         supertensor.budget.memory_bytes -= split.byte_size
     split.ended, split.make = [], None
-    return told

@@ -335,7 +335,8 @@ class Submitter:
             if len(parts) > 1:
                 split = Split(len(parts))
                 if self._supertensor.keeps_split:
-                    split = KeptSplit(len(parts), partial(batch_of_pieces, way, rows, arrays))
+                    split = KeptSplit(len(parts), partial(batch_of_pieces, way, rows, arrays), held_bytes)
+                    parts[-1].batch.held_bytes -= held_bytes  # this batch may have run before another part
             self._enter(parts, context, split)
         finally:
             self._after_adding(full=True)
@@ -388,7 +389,7 @@ class Submitter:
         parts: list[Part] = []
         supertensor = self._supertensor
         with self._lock:
-            supertensor.check_fit(lane, rows, held_bytes)
+            supertensor.check_fit(lane, rows, held_bytes + self._kept_bytes(lane, rows))
             offset = 0
             while offset < rows or not parts:
                 batch = self._open.get(lane)
@@ -403,6 +404,14 @@ class Submitter:
                 offset += taken
             supertensor.note_request(parts[0].batch, parts[-1].batch, held_bytes)
         return parts
+
+    def _kept_bytes(self, lane: Lane, rows: int) -> int:
+        """Bytes of the copy that ``_split`` makes of rows that are about to be reserved. Call with the lock held."""
+        if not self._supertensor.keeps_split or not isinstance(lane, PackedLane):
+            return 0
+        batch = self._open.get(lane)
+        room = lane.batch_rows if batch is None else batch.room - batch.rows
+        return rows * sum(lane.row_bytes) if rows > room else 0
 
     def _enter(self, parts: Sequence[Part], context: Any, split: Split | None) -> None:
         """List a request in each of its batches, once all of its rows are there: until then nobody gets what they hold.

@@ -90,11 +90,10 @@ class EntryPort(PooledPort):
             held_bytes: that are counted for them.
             entries: of the request.
         """
-        supertensor = self._supertensor
+        supertensor, part = self._supertensor, entries[0].part
+        kept = part[0].byte_size if part is not None and isinstance(part[0], KeptSplit) else 0
         with supertensor.lock:
-            supertensor.let_in(form, rows, held_bytes)
-            if (part := entries[0].part) is not None and isinstance(part[0], KeptSplit):
-                supertensor.budget.memory_bytes += part[0].byte_size
+            supertensor.let_in(form, rows, held_bytes + kept)
             if supertensor.budget.bounds.waiting:
                 supertensor.budget.waiting += 1
             for entry in entries:
@@ -179,7 +178,7 @@ class PaddedPort(EntryPort):
         parts = -(-rows // way.most_rows)
         split = Split(parts)
         if self._supertensor.keeps_split:
-            whole = Entry(way.length, self._port, context, rows, contents)
+            whole = Entry(way.length, self._port, context, rows, contents, None, rows * way.padded_bytes)
             split = KeptSplit(parts, partial(self._batch_of, way, whole), sum(map(len, contents)))
         entries: list[Entry] = []
         for index in range(parts):
