@@ -29,6 +29,8 @@ class Attack:
             ``peer.note_ready``.
         on_http: whether it attacks the HTTP side (``--metrics-addr``) instead of the gRPC port. Then the honest client
             whose waits are measured is one that asks /health/live.
+        on_management: whether it attacks TorchServe's management API, which its flags name. Then the honest client
+            whose waits are measured lists the models there.
         honest_key: that honest clients send, where the server asks for keys; "" for none.
         spare_mib: address space that the server is left during the attack, or 0 for all there is.
     """
@@ -44,6 +46,7 @@ class Attack:
     answers_pings: ClassVar[bool] = True
     freezes: ClassVar[bool] = False
     on_http: ClassVar[bool] = False
+    on_management: ClassVar[bool] = False
     honest_key: ClassVar[str] = ""
     spare_mib: ClassVar[int] = 0
 

@@ -183,7 +183,7 @@ def run_experiment(
     Args:
         pid: of the server.
         port: of the server's gRPC.
-        http_port: of the server's HTTP side; only attacks on that need it.
+        http_port: of the server's HTTP side, or of its management API; only attacks on these need it.
         before_s, after_s: how long honest clients are watched without it.
         seconds: how long it lasts.
         most_growth_mib: how much more memory may be left. Until it is no more than that, what is under way when the
@@ -194,14 +194,16 @@ def run_experiment(
         HonestError: an honest request failed.
         RuntimeError: the attacker failed.
     """
-    with Crowd(port, health_port=http_port if attack.on_http else None, key=attack.honest_key) as crowd:
+    path = "/models?limit=1" if attack.on_management else ""
+    on_http = attack.on_http or attack.on_management
+    with Crowd(port, health_port=http_port if on_http else None, path=path, key=attack.honest_key) as crowd:
         crowd.wait_begun()  # its connections are not the attacker's, and first calls have the server learn
         files_before, before_mib = open_files(pid), resident_mib(pid)
         reset_peak(pid)
         begun, cpu_begun = time.monotonic(), cpu_time(pid).total
         time.sleep(before_s)
         watched, cpu_watched = time.monotonic(), cpu_time(pid).total
-        target = http_port if attack.on_http else port
+        target = http_port if on_http else port
         with little_memory(attack, pid), AttackProcess(attack.name, target) as attacker:
             attacker.wait_ready()
             struck, cpu_struck = time.monotonic(), cpu_time(pid).total

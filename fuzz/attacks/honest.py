@@ -114,16 +114,17 @@ class RawClient:
 
 
 class Prober:
-    """Asks for the server's health, each time on a new connection.
+    """Asks for the server's health, or for another page, each time on a new connection.
 
     Raises:
-        HonestError: by ``call``: the server did not say that it lives.
+        HonestError: by ``call``: the server did not say that it lives, or did not give the page.
     """
 
     pause_s: ClassVar[float] = _PROBE_PAUSE_S
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, path: str = "") -> None:
         self._port = port
+        self._path = path
 
     def close(self) -> None:
         """Nothing is kept."""
@@ -132,14 +133,14 @@ class Prober:
         """Ask once."""
         connection = HTTPConnection("127.0.0.1", self._port, timeout=_PATIENCE_S)
         try:
-            connection.request("GET", "/health/live")
+            connection.request("GET", self._path or "/health/live")
             answer = connection.getresponse()
             said = answer.status, answer.read()
         except (OSError, HTTPException) as error:
             raise HonestError(f"probe {number} was not answered: {error!r}") from error
         finally:
             connection.close()
-        if said != (200, b"live\n"):
+        if said[0] != 200 or (not self._path and said[1] != b"live\n"):
             raise HonestError(f"probe {number} was answered {said}")
 
 
@@ -165,11 +166,15 @@ class Crowd:
         port: of the server.
         with_triton: whether tritonclient is among them; it has no wheels for free-threaded Python.
         health_port: of the server's HTTP side, where it is probes whose waits are measured.
+        path: that is asked for there in their place; "" for none.
         key: that they send; "" for none.
     """
 
-    def __init__(self, port: int, *, with_triton: bool = True, health_port: int | None = None, key: str = "") -> None:
+    def __init__(
+        self, port: int, *, with_triton: bool = True, health_port: int | None = None, path: str = "", key: str = ""
+    ) -> None:
         self._key = key
+        self._path = path
         self._port = port
         self._health_port = health_port
         self._over = threading.Event()
@@ -241,7 +246,8 @@ class Crowd:
             self._failures.append(error)
 
     def _call_and_measure(self) -> None:
-        client = RawClient(self._port, self._key) if self._health_port is None else Prober(self._health_port)
+        probed = self._health_port
+        client = RawClient(self._port, self._key) if probed is None else Prober(probed, self._path)
         try:
             number = 0
             while not self._over.is_set():

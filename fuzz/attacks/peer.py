@@ -83,6 +83,11 @@ class Peer:
         self._answer = trio.Event()
         self._statuses: dict[bytes, str] = {}
 
+    @property
+    def port(self) -> int:
+        """Of the server."""
+        return int(self._sock.getpeername()[1])
+
     # --- what attacks do ---------------------------------------------------------------------------------------------
 
     async def send(self, data: bytes, strikes: int = 0) -> None:

@@ -92,7 +92,7 @@ def _run(attack: Attack, seconds: float) -> Outcome:
                 attack,
                 server.process.pid,
                 server.port,
-                server.http_port if attack.on_http else 0,
+                server.http_port if attack.on_http else server.management_port if attack.on_management else 0,
                 before_s=_WATCH_S,
                 seconds=seconds,
                 after_s=_WATCH_S,

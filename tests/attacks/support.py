@@ -42,7 +42,7 @@ def attacked(server: ServerProcess, attack: Attack, seconds: float = SECONDS, ke
         attack,
         server.process.pid,
         server.port,
-        server.http_port if attack.on_http else 0,
+        server.http_port if attack.on_http else server.management_port if attack.on_management else 0,
         before_s=0.15,
         seconds=seconds,
         after_s=0.15,

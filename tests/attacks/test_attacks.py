@@ -47,6 +47,9 @@ _ELSEWHERE: Final = {
     "shadow-bulk",
     "warm-up-counts",
     "hostile-environments",
+    "blank-handlers",
+    "outside-urls",
+    "dripping-downloads",
 }
 #: These wait for timers, and so for each other.
 _SLOW: Final = (
@@ -187,6 +190,27 @@ def test_archives_of_environments_write_nowhere_else_and_leave_nothing(
         assert "cannot be used" in process.log
         assert not list(tmp_path.rglob(VICTIM))
         wait_until(lambda: not [path for path in scratch.rglob("*") if path.is_file()])
+
+
+@pytest.mark.parametrize(
+    ("name", "answers"),
+    [
+        ("blank-handlers", {"HTTP/1.1 200"}),
+        ("outside-urls", {"HTTP/1.1 404", "HTTP/1.1 400"}),
+        ("dripping-downloads", {"HTTP/1.1 503"}),
+    ],
+)
+def test_who_lists_models_is_answered_whatever_archives_are_registered(
+    models: Path, tmp_path: Path, name: str, answers: set[str]
+) -> None:
+    attack = ATTACKS[name]
+    with running(models, tmp_path, attack.flags(tmp_path)) as process:
+        outcome = attacked(process, attack)
+        assert_survived(outcome)
+        assert_stopped(outcome.report, attack)
+        assert set(outcome.report.answers) <= answers, outcome.report
+        assert process.stop() == 0
+        assert "Traceback" not in process.log
 
 
 # --- too many connections

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import http.client
 import io
-import shutil
-import tempfile
 import time
+import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from typing import IO, Any, Final
 
 import trio
@@ -73,13 +73,13 @@ class Downloads:
         if _DOWNLOADS.limiter.statistics().tasks_waiting >= _MOST_WAITING:
             problem = "Too many archives are being downloaded; try again later."
             raise Problem(503, "ServiceUnavailableException", problem)
-        directory = Path(await FOLDERS.run(partial(tempfile.mkdtemp, prefix="toutates-archive-")))
+        # At once, or others would be let in meanwhile. Abandoned at a shutdown, which must not wait for it.
+        folder, path = await _DOWNLOADS.run(self._download, plain, abandon_on_cancel=True)
         try:
-            # Abandoned at a shutdown, which must not wait for it.
-            yield await _DOWNLOADS.run(self._download, plain, directory, abandon_on_cancel=True)
+            yield path
         finally:
             with trio.CancelScope(shield=True):
-                await FOLDERS.run(partial(shutil.rmtree, directory, ignore_errors=True))
+                await FOLDERS.run(folder.cleanup)
 
     def _stored(self, name: str) -> Path:
         if ".." in PurePosixPath(name).parts:
@@ -98,8 +98,17 @@ class Downloads:
         except (Problem, ValueError):
             return False
 
-    def _download(self, url: PlainUrl, directory: Path) -> Path:
-        target = directory / (PurePosixPath(url.path).name or "archive.mar")[-200:]
+    def _download(self, url: PlainUrl) -> tuple[TemporaryDirectory[str], Path]:
+        folder = TemporaryDirectory(prefix="toutates-archive-", ignore_cleanup_errors=True)
+        try:
+            target = Path(folder.name, (PurePosixPath(url.path).name or "archive.mar")[-200:])
+            self._fetch(url, target)
+        except BaseException:
+            folder.cleanup()
+            raise
+        return folder, target
+
+    def _fetch(self, url: PlainUrl, target: Path) -> None:
         pace = Pace(self._least_rate)
         opener = urllib.request.build_opener(_Redirects(self._allowed), _Http(pace), _Https(pace))
         received, ends = 0, time.monotonic() + _LONGEST_S
@@ -111,8 +120,9 @@ class Downloads:
                         raise TimeoutError
                     out.write(data)
         except (OSError, ValueError, http.client.HTTPException) as error:
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()  # it is the answer, and has the connection
             raise Problem(400, "DownloadArchiveException", f"Failed to download archive from: {url}") from error
-        return target
 
 
 def _is_url(text: str) -> bool:
@@ -137,7 +147,12 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         headers: http.client.HTTPMessage,
         newurl: str,
     ) -> urllib.request.Request | None:
-        return super().redirect_request(req, fp, code, msg, headers, str(self._allowed.plain(newurl)))
+        try:
+            allowed = str(self._allowed.plain(newurl))
+        except ValueError:
+            fp.close()
+            raise
+        return super().redirect_request(req, fp, code, msg, headers, allowed)
 
 
 class _Paced(io.RawIOBase):
