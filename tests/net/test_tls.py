@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 import trustme
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
+from fuzz.attacks.key_updates import KeyUpdates
 from tests.certificates import EXPIRED, STRANGER, Files, client_context, issue
 from tests.h2grpc.support import OPENING
 from tests.net.test_client_hello import in_records
@@ -134,7 +132,7 @@ def test_close_tells_the_peer_and_only_once(server: ssl.SSLContext) -> None:
     pair.engine.close()
     octets = pair.engine.take_output()
     pair.engine.close()
-    assert not pair.engine.has_output
+    assert not pair.engine.output_bytes
     pair.to_client.write(octets)
     assert pair.client.read(100) == b"last words"
     assert pair.client.read(100) == b""  # close_notify; its absence would be an error
@@ -289,7 +287,7 @@ def plaintext(server: ssl.SSLContext, octets: bytes, piece_bytes: int) -> tuple[
         receive()
     answer = engine.take_output()
     assert engine.receive(b"and more") == b""
-    assert not engine.has_output
+    assert not engine.output_bytes
     return fault.value, answer
 
 
@@ -321,56 +319,55 @@ def test_garbage_is_refused_without_an_answer(server: ssl.SSLContext, octets: by
 # --- records without data --------------------------------------------------------------------------------------------
 
 
-class KeyUpdates:
-    """Records of a TLS 1.3 client that say nothing but to change keys (RFC 8446 section 4.6.3), made by hand.
-
-    Args:
-        keys: the log of the connection's secrets (``SSLContext.keylog_filename``).
-    """
-
-    def __init__(self, keys: str) -> None:
-        [line] = [line for line in keys.splitlines() if line.startswith("CLIENT_TRAFFIC_SECRET_0")]
-        self._secret = bytes.fromhex(line.split()[2])
-
-    def _expand(self, label: str, size: int) -> bytes:
-        # HKDF-Expand-Label with an empty context, RFC 8446 section 7.1
-        name = b"tls13 " + label.encode()
-        info = size.to_bytes(2, "big") + bytes([len(name)]) + name + b"\0"
-        return HKDFExpand(hashes.SHA384(), size, info).derive(self._secret)
-
-    def next_record(self, answer: bool) -> bytes:
-        """Each is the first record under its key, so that its nonce is the key's own."""
-        key, nonce = self._expand("key", 32), self._expand("iv", 12)
-        inner = bytes([24, 0, 0, 1, answer, 22])  # type and length of the message, its content, the record's true type
-        head = bytes([23, 3, 3]) + (len(inner) + 16).to_bytes(2, "big")
-        self._secret = self._expand("traffic upd", 48)
-        return head + AESGCM(key).encrypt(nonce, inner, head)
-
-
-@pytest.mark.parametrize("answer", [False, True])
-def test_a_client_that_changes_keys_without_end_is_cut_off(
-    server: ssl.SSLContext, tmp_path: Path, answer: bool
-) -> None:
+def changing_keys(server: ssl.SSLContext, folder: Path) -> tuple[TlsPair, KeyUpdates]:
     client = client_context()
-    client.keylog_filename = str(tmp_path / "keys")
+    client.keylog_filename = str(folder / "keys")
     client.minimum_version = ssl.TLSVersion.TLSv1_3
     pair = TlsPair(server, client)
     pair.shake_hands()
     assert pair.client.cipher() == ("TLS_AES_256_GCM_SHA384", "TLSv1.3", 256)
-    updates = KeyUpdates((tmp_path / "keys").read_text())
-    sent = output = 0
+    return pair, KeyUpdates((folder / "keys").read_text())
+
+
+@pytest.mark.parametrize("answer", [False, True])
+@pytest.mark.parametrize(("padding", "between"), [(0, ()), (0, (b"x",)), (9_000, (b"x",)), (0, (b"x", bytes(10_000)))])
+@pytest.mark.parametrize("way", ["each", "together", "cut anywhere", "into views"])
+def test_a_client_that_changes_keys_without_end_is_cut_off(
+    server: ssl.SSLContext, tmp_path: Path, answer: bool, padding: int, between: tuple[bytes, ...], way: str
+) -> None:
+    pair, updates = changing_keys(server, tmp_path)
+    records = []
+    for _ in range(100):
+        records.append(updates.change(answer=answer, padding=padding))
+        records += [updates.data(data) for data in between]
+    octets = b"".join(records)
+    reads = records if way == "each" else [octets]
+    if way == "cut anywhere":
+        reads = [octets[at : at + 4_001] for at in range(0, len(octets), 4_001)]
+    output = 0
 
     def change_keys() -> None:
-        nonlocal sent, output
-        while sent < 1_000_000:
-            record = updates.next_record(answer)
-            sent += len(record)
-            assert pair.engine.receive(record) == b""
-            output += len(pair.engine.take_output())
+        nonlocal output
+        for read in reads:
+            if way == "into views":
+                pair.engine.receive_into(read, [memoryview(bytearray(1_000))])
+            else:
+                pair.engine.receive(read)
+            output += pair.engine.output_bytes
+            pair.engine.take_output()
 
     with pytest.raises(ConnectionFault) as fault:
         change_keys()
     assert (str(fault.value), fault.value.code) == ("TLS failed: records without data", ErrorCodes.ENHANCE_YOUR_CALM)
     assert fault.value.limit == "empty_tls_records"
-    assert sent < 100_000
-    assert output < 100_000
+    assert output + pair.engine.output_bytes <= 64 * 27  # what it has cost us
+
+
+@pytest.mark.parametrize("size", [1, 7, 1_000, 1_000_000])
+def test_a_client_that_changes_keys_now_and_then_goes_on(server: ssl.SSLContext, tmp_path: Path, size: int) -> None:
+    pair, updates = changing_keys(server, tmp_path)
+    octets = b"".join(
+        updates.data(b"x" * (number % 5 + 1)) if number % 65 else updates.change(answer=True) for number in range(5_000)
+    )
+    came = b"".join([pair.engine.receive(octets[at : at + size]) for at in range(0, len(octets), size)])
+    assert len(came) == sum(number % 5 + 1 for number in range(5_000) if number % 65)

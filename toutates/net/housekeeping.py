@@ -223,7 +223,7 @@ class Housekeeper:
         if transport.closing:
             return None
         self._open_calls += transport.connection.open_calls
-        held_bytes = transport.connection.held_bytes + transport.unsent_bytes
+        held_bytes = transport.connection.held_bytes + transport.waiting_bytes
         self._held_bytes += held_bytes
         # Without these the others together are within the limit, so that no more need be remembered.
         if held_bytes * self._round_size > self._budget.limit:
@@ -266,7 +266,7 @@ class Housekeeper:
             notes.received_bytes = transport.received_bytes
         elif now_ns - notes.owes_request_ns >= self._stall_ns:
             return Finding(Duty.END, "stall_timeout", "the rest of a request did not come in time")
-        if not (transport.connection.awaits_window or transport.unsent_bytes):
+        if not (transport.connection.awaits_window or transport.waiting_bytes):
             notes.owes_room_ns = NEVER
         elif notes.owes_room_ns == NEVER or transport.sent_bytes - notes.sent_bytes >= STALL_BYTES:
             notes.owes_room_ns = now_ns

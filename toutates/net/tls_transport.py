@@ -31,8 +31,8 @@ LARGEST_RECORD_BYTES: Final = RECORD_BYTES + 256 + 5
 class TlsTransport(Transport):
     """A connection's socket and its TLS. ``unsent`` is plaintext, and holds what the kernel has not taken encrypted.
 
-    Before the handshake is complete, output waits there too. Handshake messages and alerts, a few KiB at most, do not
-    count: they wait in the engine and in ``ciphertext``.
+    Before the handshake is complete, output waits there too. Handshake messages and alerts, a few KiB at most, wait in
+    the engine and in ``ciphertext``.
 
     Args:
         sock, service, peer, epoll, max_unsent_bytes, budget, now_ns: as of ``Transport``.
@@ -68,6 +68,11 @@ class TlsTransport(Transport):
     def established(self) -> bool:
         """Whether the handshake is complete."""
         return self._engine.established
+
+    @property
+    def waiting_bytes(self) -> int:
+        """See ``Transport``; with what OpenSSL holds."""
+        return self.unsent_bytes + len(self.ciphertext) + self._engine.output_bytes
 
     @property
     def _largest_read_bytes(self) -> int:
@@ -110,7 +115,7 @@ class TlsTransport(Transport):
             raise
         if plaintext and was_established and not engine.peer_closed:
             return plaintext
-        if (engine.has_output or engine.established is not was_established) and not self.send_unsent():
+        if (engine.output_bytes or engine.established is not was_established) and not self.send_unsent():
             raise BrokenPipeError
         if engine.peer_closed and plaintext:
             # The end comes after this data, as it does without TLS: the socket is writable, so there is a next round.
@@ -136,7 +141,7 @@ class TlsTransport(Transport):
         except ConnectionFault:
             self._forget_unsent()
             raise
-        if engine.has_output and not self.send_unsent():
+        if engine.output_bytes and not self.send_unsent():
             raise BrokenPipeError
         if engine.peer_closed and count:
             self._end_waits = True  # as in ``_receive``

@@ -223,6 +223,11 @@ class Transport:
         return self.unsent_bytes > self._max_unsent_bytes
 
     @property
+    def waiting_bytes(self) -> int:
+        """Bytes that wait for the peer to read."""
+        return self.unsent_bytes
+
+    @property
     def end_waits(self) -> bool:
         """Whether the peer's end has been read together with its last data, and is to be dealt with now."""
         return False
