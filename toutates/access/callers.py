@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from fnmatch import translate
 from typing import Final
 
+from toutates.access.groups import OF_ALL
 from toutates.access.quotas import Bucket
 from toutates.system.errors import Forbidden, QuotaExceeded
 from toutates.system.spelling import composed
@@ -55,9 +56,10 @@ class Caller:
         models: which models it may name, each by all of these; none for every model.
         bucket: of its quota; None for no quota.
         until_ns: when it has to be looked at again, monotonic nanoseconds.
+        owner: of what callers own, which nobody else has; "" for the name. It has no NUL.
     """
 
-    __slots__ = ("bucket", "groups", "models", "name", "until_ns")
+    __slots__ = ("bucket", "groups", "models", "name", "owner", "until_ns")
 
     def __init__(
         self,
@@ -66,12 +68,14 @@ class Caller:
         models: tuple[Patterns, ...] = (),
         bucket: Bucket | None = None,
         until_ns: int = FOR_EVER,
+        owner: str = "",
     ) -> None:
         self.name = name
         self.groups = groups
         self.models = models
         self.bucket = bucket
         self.until_ns = until_ns
+        self.owner = owner or name
 
     def check_group(self, group: str) -> None:
         """Refuse what the caller may not do.
@@ -81,6 +85,8 @@ class Caller:
         """
         if group not in self.groups:
             raise Forbidden(f"{self.name} may not use the group '{group}' of this server")
+        if self.models and group in OF_ALL:
+            raise Forbidden(f"{self.name} may not use the group '{group}', which is about all models of this server")
 
     def may_use(self, model: str) -> bool:
         """Whether the caller may name a model."""

@@ -109,13 +109,14 @@ class Gate:
             ConfigurationError: a file cannot be used; nothing has changed.
         """
         self.era = Era(self._read(self.quotas))
-        logger.info("%s", self.description)
+        self.tell()
 
-    @property
-    def description(self) -> str:
-        """What is in force, for the log."""
+    def tell(self) -> None:
+        """Have the log say what is in force."""
         rules = self.era.rules
-        return f"access by {rules.files[0]}: {len(rules.keys)} keys, {len(rules.issuers)} issuers of tokens"
+        logger.info("access by %s: %d keys, %d issuers of tokens", rules.files[0], len(rules.keys), len(rules.issuers))
+        for warning in rules.warnings:
+            logger.warning("%s", warning)
 
     def has_open(self, group: str) -> bool:
         """Whether a group is open to everybody, so that no key or token is looked at. Only ``health`` can be.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["GROUPS"]
+__all__ = ["GROUPS", "OF_ALL"]
 
 #: As in ``--grpc-restricted-protocol``, and behind them the pages of ``--metrics-addr``.
 GROUPS: Final = (
@@ -21,3 +21,6 @@ GROUPS: Final = (
     "metrics",
     "debug",
 )
+
+#: What shows or changes something of all models at once, so that callers with some of them may not.
+OF_ALL: Final = frozenset(("logging", "metrics", "debug"))

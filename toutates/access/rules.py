@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Final
 
 from toutates.access.callers import Caller, Patterns
-from toutates.access.groups import GROUPS
+from toutates.access.groups import GROUPS, OF_ALL
 from toutates.access.jwks import Jwks, read_jwks
 from toutates.access.quotas import Quota, Quotas
 from toutates.models.config.problems import Problems
 from toutates.models.config.yaml_reader import read_mapping
 from toutates.models.config.yaml_section import Section
 from toutates.system.errors import ConfigurationError
+from toutates.system.text import shown
 
 __all__ = ["FLAG", "AccessRules", "Issuer", "read_rules"]
 
@@ -65,12 +66,14 @@ class AccessRules:
         issuers: by ``iss``, whose tokens are taken.
         anonymous: what callers without key and token may do.
         files: that all of this was read from.
+        warnings: what will be refused and may not be meant so, a sentence each.
     """
 
     keys: Mapping[bytes, Caller] = field(default_factory=dict)
     issuers: Mapping[str, Issuer] = field(default_factory=dict)
     anonymous: frozenset[str] = frozenset()
     files: tuple[Path, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def read_rules(source: Path, quotas: Quotas) -> AccessRules:
@@ -122,7 +125,17 @@ def read_rules(source: Path, quotas: Quotas) -> AccessRules:
     if not (keys or issuers or values.get("keys") or values.get("tokens")):
         problems.add("keys", "nobody is let in", None, "add a key under `keys`, or an issuer under `tokens`")
     problems.raise_all()
-    return AccessRules(keys, issuers, anonymous, tuple(files))
+    given = [(caller.name, caller.groups, bool(caller.models)) for caller in keys.values()]
+    given += [
+        (f"tokens of {shown(one.issuer)}", one.groups, bool(one.models or one.models_claim)) for one in issuers.values()
+    ]
+    warnings = tuple(
+        f"{source}: {who} may use some models only, and is refused the groups {', '.join(sorted(refused))}, which are "
+        "about all; leave out `models`, or these groups"
+        for who, groups, is_limited in given
+        if is_limited and (refused := groups & OF_ALL)
+    )
+    return AccessRules(keys, issuers, anonymous, tuple(files), warnings)
 
 
 def _issuer(section: Section, source: Path, problems: Problems, files: list[Path]) -> Issuer:

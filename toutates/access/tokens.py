@@ -80,7 +80,8 @@ def caller_of_token(text: str, rules: AccessRules, quotas: Quotas, now_s: float,
     bucket = None if issuer.quota is None else quotas.bucket((issuer.issuer, subject), issuer.quota)
     left_ns = (ends_s + issuer.leeway_s - now_s) * _NS
     until_ns = FOR_EVER if left_ns > FOR_EVER - now_ns else now_ns + int(left_ns)
-    return Caller(f"token {printable(subject, MAX_SUBJECT)}", groups, models, bucket, until_ns)
+    owner = f"token {(issuer.issuer, subject)!r}"  # which has no NUL, whatever the subject has
+    return Caller(f"token {printable(subject, MAX_SUBJECT)}", groups, models, bucket, until_ns, owner)
 
 
 def _part(text: str) -> dict[str, Any]:

@@ -6,23 +6,30 @@ They stand in place of the plain ones where an access file is given. Without one
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from toutates.access.worker_gate import WorkerGate
 from toutates.engine.servable import Buffer, Way
 from toutates.infer.call import Handler
 from toutates.infer.observing import Sampling
 from toutates.infer.plan import Plan
+from toutates.infer.regions import Place, own_name
 from toutates.infer.rest.call import Asked
 from toutates.infer.rest.service import RestInferService
 from toutates.infer.service import InferService
+from toutates.infer.shared_tensors import SharedTensors
 from toutates.infer.streaming import StreamInferService
+from toutates.infer.validation import ValidatedRequest
 from toutates.models.table import ServedVersion
 from toutates.protocol.sequence_parameters import Said
 from toutates.system.errors import OwnRequestsFirst, RequestError
 
 __all__ = ["ChargingInferService", "ChargingRestInferService", "ChargingStreamInferService"]
+
+#: Callers for whom a plan of requests with regions is remembered.
+MAX_OWNERS: Final = 64
 
 
 class _Charging(InferService):
@@ -121,6 +128,7 @@ class _Charging(InferService):
         if plan.shared is None:
             super()._submit(call, plan, id_field, contents, identifier, said)
             return
+        plan = self._own_plan(plan)
         # Its inputs may be read beside the worker; by then another request is being handled.
         self._charge(plan)
         caller, self.gate.caller = self.gate.caller, None
@@ -132,6 +140,34 @@ class _Charging(InferService):
             raise
         finally:
             self.gate.caller = caller
+
+    # --- shared memory: the same name means another region for each caller --------------------------------------------
+
+    @property
+    def _owner(self) -> str:
+        caller = self.gate.caller
+        return "" if caller is None else caller.owner
+
+    def _check_place(self, place: Place) -> None:
+        super()._check_place(replace(place, region=own_name(self._owner, place.region)))
+
+    def _shared(self, version: ServedVersion, validated: ValidatedRequest) -> SharedTensors | None:
+        shared = super()._shared(version, validated)
+        return None if shared is None else shared.owned_by(self._owner)
+
+    def _own_plan(self, plan: Plan) -> Plan:
+        """The plan for the regions of the request's caller; another caller may have sent the same bytes before."""
+        shared, owner = plan.shared, self._owner
+        if shared is None or shared.owner == owner:
+            return plan
+        own: Plan | None = shared.others.get(owner)
+        if own is None:
+            own = copy(plan)
+            own.shared = shared.owned_by(owner)
+            if len(shared.others) >= MAX_OWNERS:
+                shared.others.clear()
+            shared.others[owner] = own
+        return own
 
     def _entering(self, handler: Handler, head_of: Callable[[Any], Any]) -> Handler:
         """``handler``, for the caller of each request."""

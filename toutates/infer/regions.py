@@ -33,7 +33,7 @@ from toutates.system.logs.limit import LineLimit
 from toutates.system.memory import available_memory
 from toutates.system.shared_memory import SharedObject, object_name
 
-__all__ = ["FLAG", "MOST_NAME_BYTES", "MOST_REGIONS", "Kind", "Memory", "Place", "Region", "Regions"]
+__all__ = ["FLAG", "MOST_NAME_BYTES", "MOST_REGIONS", "Kind", "Memory", "Place", "Region", "Regions", "own_name"]
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +47,16 @@ _RESERVED: Final = "triton_python_backend_shm_region_"
 _MOST: Final = 2**64 - 1
 
 Buffer = bytes | bytearray | memoryview
+
+
+def own_name(owner: str, name: str) -> str:
+    """The name of a region in a table whose regions have owners: nobody else has it, whatever names are sent.
+
+    Args:
+        owner: a text without NUL.
+        name: as the owner knows it; "" for all of its regions.
+    """
+    return f"{owner}\0{name}"
 
 
 class Kind(Enum):
@@ -86,7 +96,7 @@ class Region:
     """A region.
 
     Attributes:
-        name: by which requests name it.
+        name: by which requests name it; in a table whose regions have owners, see ``own_name``.
         kind: what it is of.
         key: of the object that it is a part of; "" for CUDA's.
         device: number of the GPU; 0 for system memory.
@@ -123,6 +133,7 @@ class Regions:
             GPUs are not bounded so: whoever registers one has the memory.
         cuda: of this process; None where there is none, or where regions are not allowed.
         gpus: whether there would be one if regions were allowed.
+        owned: whether regions belong to callers, who are known by an access file. ``own_name`` makes all names then.
 
     Attributes:
         has_cuda: whether memory of GPUs can be registered.
@@ -136,7 +147,9 @@ class Regions:
         most_bytes: int | None = None,
         cuda: Cuda | None = None,
         gpus: bool = False,
+        owned: bool = False,
     ) -> None:
+        self._owned = owned
         self._allowed = allowed
         self._cuda = cuda
         self.has_cuda = allowed and cuda is not None
@@ -155,6 +168,10 @@ class Regions:
         if not self._allowed:
             return ()
         return ("system_shared_memory", "cuda_shared_memory") if self.has_cuda else ("system_shared_memory",)
+
+    def shown(self, name: str) -> str:
+        """A region's name as its owner knows it."""
+        return name.partition("\0")[2] if self._owned else name
 
     # --- registering -------------------------------------------------------------------------------------------------
 
@@ -187,11 +204,12 @@ class Regions:
         Raises:
             RequestError: in Triton's words.
         """
+        told = self.shown(name)
         if not object_name(key):
-            raise InvalidRequest(f"cannot register shared memory region '{name}' - invalid shm key '{key}'")
+            raise InvalidRequest(f"cannot register shared memory region '{told}' - invalid shm key '{key}'")
         if object_name(key).startswith(_RESERVED):
             raise InvalidRequest(
-                f"cannot register shared memory region '{name}' with key '{key}' as the key contains the reserved "
+                f"cannot register shared memory region '{told}' with key '{key}' as the key contains the reserved "
                 f"prefix '{_RESERVED}'"
             )
         self._check_new(name, key)
@@ -201,10 +219,10 @@ class Regions:
             raise ExecutionFailed(f"Unable to open shared memory region: '{key}'") from None
         try:
             if offset + byte_size > memory.size:
-                raise InvalidRequest(f"failed to register shared memory region '{name}': invalid args")
+                raise InvalidRequest(f"failed to register shared memory region '{told}': invalid args")
             if not byte_size or offset % mmap.PAGESIZE:  # which Triton cannot map
                 raise InvalidRequest(
-                    f"failed to register shared memory region '{name}': unable to process address spaceInvalid argument"
+                    f"failed to register shared memory region '{told}': unable to process address spaceInvalid argument"
                 )
             memory.map(offset, byte_size)
             self.add(Region(name, Kind.SYSTEM, key, 0, offset, byte_size, memory))
@@ -228,7 +246,8 @@ class Regions:
             RequestError: in Triton's words.
         """
         if self._cuda is None:
-            raise InvalidRequest(f"failed to register CUDA shared memory region: '{name}', GPUs not supported")
+            told = self.shown(name)
+            raise InvalidRequest(f"failed to register CUDA shared memory region: '{told}', GPUs not supported")
         self._check_new(name, "")
         if len(handle) != HANDLE_BYTES:
             raise InvalidRequest(
@@ -243,7 +262,7 @@ class Regions:
             raise InvalidRequest("failed to register shared memory region: invalid args") from None
         try:
             if byte_size > memory.size:
-                raise InvalidRequest(f"failed to register shared memory region '{name}': invalid args")
+                raise InvalidRequest(f"failed to register shared memory region '{self.shown(name)}': invalid args")
             self.add(Region(name, Kind.CUDA, "", device, 0, byte_size, memory))
         except BaseException:
             memory.close()
@@ -255,18 +274,19 @@ class Regions:
         Raises:
             RequestError: its name is taken, or there are too many; its memory is the caller's still.
         """
+        told = self.shown(region.name)
         with self._lock:
             self._refuse_taken(region.name)
             if self._bytes + region.host_bytes > self._most_bytes:
                 raise Overloaded(
-                    f"cannot register shared memory region '{region.name}' of {region.byte_size} bytes: {self._bytes} "
+                    f"cannot register shared memory region '{told}' of {region.byte_size} bytes: {self._bytes} "
                     f"are registered, and {self._most_bytes} is the most; unregister regions that are not used"
                 )
             self._regions[region.name] = region
             self._bytes += region.host_bytes
 
     def _check_new(self, name: str, key: str) -> None:
-        for what, text in (("name", name), ("key", key)):
+        for what, text in (("name", self.shown(name)), ("key", key)):
             size = len(text.encode())
             if size > MOST_NAME_BYTES:
                 raise InvalidRequest(
@@ -278,19 +298,22 @@ class Regions:
 
     def _refuse_taken(self, name: str) -> None:
         """Call with the lock held."""
+        told = self.shown(name)
         if name in self._regions:
-            raise AlreadyExists(f"shared memory region '{name}' already in manager")
+            raise AlreadyExists(f"shared memory region '{told}' already in manager")
         if len(self._regions) >= self._most:
             raise Overloaded(
-                f"cannot register shared memory region '{name}': {self._most} are registered, and that is the most; "
+                f"cannot register shared memory region '{told}': {self._most} are registered, and that is the most; "
                 "unregister those that are not used"
             )
 
     def unregister(self, kind: Kind, name: str) -> None:
-        """Unregister a region, or all of a kind if ``name`` is "". Those in use leave when their requests are over."""
+        """Unregister a region, or all of a kind if ``name`` is "" or its owner's "".
+
+        Those in use leave when their requests are over.
+        """
         with self._lock:
-            named = list(self._regions.values()) if not name else [self._regions.get(name)]
-            gone = [region for region in named if region is not None and region.kind is kind]
+            gone = [region for region in self._named(name) if region.kind is kind]
             for region in gone:
                 region.leaving = True
             gone = [region for region in gone if not region.uses]
@@ -304,6 +327,13 @@ class Regions:
             self.unregister(kind, "")
         self._copies.close()
 
+    def _named(self, name: str) -> list[Region]:
+        """The region of a name, or all that it stands for. Call with the lock held."""
+        if name and self.shown(name):
+            region = self._regions.get(name)
+            return [] if region is None else [region]
+        return [region for region in self._regions.values() if region.name.startswith(name)]
+
     def _remove(self, regions: Sequence[Region]) -> None:
         """Call with the lock held."""
         for region in regions:
@@ -311,20 +341,21 @@ class Regions:
             self._bytes -= region.host_bytes
 
     def status(self, kind: Kind, name: str) -> list[Region]:
-        """The regions of a kind, or the one of a name that is not "".
+        """The regions of a kind, or of its owner, or the one of a name that is not "".
 
         Raises:
             UnknownModel: there is none of that name and kind.
         """
-        if not name:
+        told = self.shown(name)
+        if not told:
             with self._lock:
-                return [region for region in self._regions.values() if region.kind is kind]
+                return [region for region in self._named(name) if region.kind is kind]
         region = self._regions.get(name)
         if region is None:
-            raise UnknownModel(f"Unable to find {kind.value.lower()} shared memory region: '{name}'")
+            raise UnknownModel(f"Unable to find {kind.value.lower()} shared memory region: '{told}'")
         if region.kind is not kind:
-            told = {Kind.SYSTEM: "system shared memory", Kind.CUDA: "CUDA shared memory"}
-            raise UnknownModel(f"The region named '{name}' is registered as {told[region.kind]}, not {told[kind]}")
+            words = {Kind.SYSTEM: "system shared memory", Kind.CUDA: "CUDA shared memory"}
+            raise UnknownModel(f"The region named '{told}' is registered as {words[region.kind]}, not {words[kind]}")
         return [region]
 
     # --- requests ----------------------------------------------------------------------------------------------------
@@ -339,16 +370,16 @@ class Regions:
         name, offset, size = place.region, place.offset, place.byte_size
         region = self._regions.get(name)
         if region is None:
-            raise UnknownModel(f"Unable to find shared memory region: '{name}'")
+            raise UnknownModel(f"Unable to find shared memory region: '{self.shown(name)}'")
         if offset >= region.byte_size:
-            raise InvalidRequest(f"Invalid offset for shared memory region: '{name}'")
+            raise InvalidRequest(f"Invalid offset for shared memory region: '{self.shown(name)}'")
         if offset + size > _MOST:
             raise InvalidRequest(
                 f"Integer overflow detected: byte_size ({size}) + offset ({offset}) exceeds maximum value ({_MOST}) "
-                f"for region '{name}'"
+                f"for region '{self.shown(name)}'"
             )
         if offset + size > region.byte_size:
-            raise InvalidRequest(f"Invalid offset + byte size for shared memory region: '{name}'")
+            raise InvalidRequest(f"Invalid offset + byte size for shared memory region: '{self.shown(name)}'")
 
     def acquire(self, places: Sequence[Place], known: Sequence[Region] = ()) -> Sequence[Region]:
         """Use the regions of these places, until ``release``.
@@ -426,11 +457,13 @@ class Regions:
         try:
             got = region.memory.read_into(view, region.offset + place.offset)
         except (OSError, RequestError, CudaError) as error:
-            raise InvalidRequest(f"input '{tensor}' cannot be read from {_described(region)}: {_said(error)}") from None
+            raise InvalidRequest(
+                f"input '{tensor}' cannot be read from {self._described(region)}: {_said(error)}"
+            ) from None
         if got < len(view):
             raise InvalidRequest(
-                f"input '{tensor}' has {len(view)} bytes in {_described(region)}, of which {got} are left: the object "
-                "has become smaller since it was registered"
+                f"input '{tensor}' has {len(view)} bytes in {self._described(region)}, of which {got} are left: the "
+                "object has become smaller since it was registered"
             )
 
     def is_filled(self, place: Place) -> bool:
@@ -470,18 +503,17 @@ class Regions:
             end = region.memory.write(pieces, start, is_wanted)
         except (OSError, RequestError, CudaError) as error:
             raise ExecutionFailed(
-                f"output '{tensor}' cannot be written to {_described(region)}: {_said(error)}"
+                f"output '{tensor}' cannot be written to {self._described(region)}: {_said(error)}"
             ) from None
         if end < start + size:
             raise ExecutionFailed(
-                f"output '{tensor}' has no room in {_described(region)}: the object has become smaller since it was "
-                "registered"
+                f"output '{tensor}' has no room in {self._described(region)}: the object has become smaller since it "
+                "was registered"
             )
 
-
-def _described(region: Region) -> str:
-    of = f"'{region.key}'" if region.kind is Kind.SYSTEM else f"GPU {region.device}"
-    return f"shared memory region '{region.name}', which is of {of}"
+    def _described(self, region: Region) -> str:
+        of = f"'{region.key}'" if region.kind is Kind.SYSTEM else f"GPU {region.device}"
+        return f"shared memory region '{self.shown(region.name)}', which is of {of}"
 
 
 def _said(error: Any) -> str:

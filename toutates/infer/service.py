@@ -408,7 +408,7 @@ class InferService:
             version = self._find(request.model_name, request.model_version)
             self._admit(call, version)
             raw_sizes = [len(raw) for raw in read.raws]
-            validated = validate(request, raw_sizes, version.signature, version.model, self._regions.check)
+            validated = validate(request, raw_sizes, version.signature, version.model, self._check_place)
             asked = self._table.spelling(request.model_name), request.model_version
             self._note_parameters(version, request, asked)
             # Before the plan, which makes a lane for its shapes: typed contents are not counted by ``validate``.
@@ -418,7 +418,7 @@ class InferService:
             if self._table.traffic:
 
                 def make(other: ServedVersion) -> Plan:
-                    fitting = validate(request, raw_sizes, other.signature, other.model, self._regions.check)
+                    fitting = validate(request, raw_sizes, other.signature, other.model, self._check_place)
                     others_shared = self._shared(other, fitting)
                     return Plan(other, fitting, self._port(other, others_shared), others_shared)
 
@@ -524,6 +524,10 @@ class InferService:
             raise self._refused_by_port(error, plan.version, id_field, None if said else call) from None
 
     # --- shared memory -----------------------------------------------------------------------------------------------
+
+    def _check_place(self, place: Place) -> None:
+        """See ``Regions.check``."""
+        self._regions.check(place)
 
     def _shared(self, version: ServedVersion, validated: ValidatedRequest) -> SharedTensors | None:
         """The tensors of a kind of requests that are in shared memory; None for none."""

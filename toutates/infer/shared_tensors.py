@@ -7,6 +7,8 @@ is, if it is large. Outputs are written before the response is sent, which says 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from typing import Any, Final
 
 from toutates.engine.lane import RowShapes
@@ -15,7 +17,7 @@ from toutates.engine.on_device import ALIGNMENT as ALIGNED
 from toutates.engine.on_device import LEAST_BYTES, DeviceLane, DevicePort, DeviceRows
 from toutates.engine.result import BatchResult
 from toutates.engine.servable import Buffer, Port
-from toutates.infer.regions import Place, Region, Regions
+from toutates.infer.regions import Place, Region, Regions, own_name
 from toutates.infer.validation import ValidatedRequest
 from toutates.models.table import ServedVersion
 from toutates.net import Worker
@@ -48,6 +50,8 @@ class SharedTensors:
         is_written: whether the outputs of the request that is being answered are in their places already.
         finish: takes the outcome of requests that got into no batch; of the plan's port. Set by whoever opens that.
         device_way: the way for requests whose inputs a GPU has; None where the version does not take them so.
+        owner: whose regions they are in, where regions have owners; "" until ``owned_by``.
+        others: plans of the same requests of other owners, by owner.
     """
 
     __slots__ = (
@@ -62,7 +66,9 @@ class SharedTensors:
         "finish",
         "inputs",
         "is_written",
+        "others",
         "outputs",
+        "owner",
         "places",
         "room",
         "spans",
@@ -80,6 +86,8 @@ class SharedTensors:
         self.byte_size = sum(given[0].byte_size for given in self.inputs if given is not None)
         self.room = sum(place.byte_size for place in self.outputs.values())
         self.is_written = False
+        self.owner = ""
+        self.others: dict[str, Any] = {}
         self._indices = request.inputs
         self._classes = request.classes
         self._device = 0
@@ -126,6 +134,21 @@ class SharedTensors:
                 outputs[index] = start, place.byte_size
                 spans.append((start, end))
         return DeviceRows(inputs, outputs)
+
+    def owned_by(self, owner: str) -> SharedTensors:
+        """The same tensors in regions of an owner's; one before is forgotten."""
+
+        def own(place: Place) -> Place:
+            name = place.region.removeprefix(own_name(self.owner, "")) if self.owner else place.region
+            return replace(place, region=own_name(owner, name))
+
+        other = copy(self)
+        other.owner = owner
+        other.inputs = [None if given is None else (own(given[0]), given[1]) for given in self.inputs]
+        other.outputs = {index: own(place) for index, place in self.outputs.items()}
+        other.places = tuple(map(own, self.places))
+        other._used = ()
+        return other
 
     def acquire(self) -> None:
         """See ``Regions.acquire``."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -15,8 +14,6 @@ from toutates.server.options import Options
 from toutates.server.replaced_files import ReplacedFiles
 
 __all__ = ["Access"]
-
-logger = logging.getLogger(__name__)
 
 
 class Access:
@@ -47,7 +44,7 @@ class Access:
         self.gates = [] if self.text_gate is None else [self.text_gate]
         self.pages = WebPages(options.rest.cross_origin, options.allowed_hosts, certificate_names)
         for gate in self.gates:
-            logger.info("%s", gate.description)
+            gate.tell()
 
         self.files = [
             ReplacedFiles(partial(_files_of, gate), gate.reload, "the rules read before stay in force")

@@ -413,6 +413,7 @@ class Server:
             allowed=allowed,
             cuda=await CUDA.run(load_cuda) if allowed else None,
             gpus=not allowed and gpus_seen(),
+            owned=self._access.gate is not None,
         )
 
     def _make_pages(self, view: ServerView, queue: ControlQueue, secrets: Mapping[str, RestrictedProtocol]) -> Pages:

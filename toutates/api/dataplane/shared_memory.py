@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
-from toutates.infer.regions import Kind, Regions
+from toutates.access.callers import Caller
+from toutates.infer.regions import Kind, Regions, own_name
 from toutates.protocol import grpc_service_pb2 as pb
 from toutates.system.thread_pools import ThreadPool
 
 __all__ = [
     "CUDA",
     "cuda_status",
+    "of_caller",
     "register_cuda",
     "register_cuda_aside",
     "register_system",
@@ -23,12 +25,25 @@ __all__ = [
 CUDA: Final = ThreadPool("cuda", 8)
 
 
+def of_caller(caller: Caller | None, request: Any) -> Any:
+    """A request of this module, about regions of its caller's own.
+
+    Args:
+        caller: who sends it; None where nobody asks, and regions are everybody's.
+        request: it, which is changed.
+    """
+    if caller is not None:
+        request.name = own_name(caller.owner, request.name)
+    return request
+
+
 def system_status(regions: Regions, request: pb.SystemSharedMemoryStatusRequest) -> pb.SystemSharedMemoryStatusResponse:
     """Answer SystemSharedMemoryStatus: the region that is named, or all."""
     response = pb.SystemSharedMemoryStatusResponse()
     for region in regions.status(Kind.SYSTEM, request.name):
-        told = response.regions[region.name]
-        told.name, told.key, told.offset, told.byte_size = region.name, region.key, region.offset, region.byte_size
+        name = regions.shown(region.name)
+        told = response.regions[name]
+        told.name, told.key, told.offset, told.byte_size = name, region.key, region.offset, region.byte_size
     return response
 
 
@@ -54,8 +69,9 @@ def cuda_status(regions: Regions, request: pb.CudaSharedMemoryStatusRequest) -> 
     """Answer CudaSharedMemoryStatus: the region that is named, or all."""
     response = pb.CudaSharedMemoryStatusResponse()
     for region in regions.status(Kind.CUDA, request.name):
-        told = response.regions[region.name]
-        told.name, told.device_id, told.byte_size = region.name, region.device, region.byte_size
+        name = regions.shown(region.name)
+        told = response.regions[name]
+        told.name, told.device_id, told.byte_size = name, region.device, region.byte_size
     return response
 
 

@@ -109,7 +109,7 @@ def build_methods(
             if plane.asks_others
             else changes(unary, pb.TraceSettingRequest, now=plane.trace_setting)
         ),
-        **_of_shared_memory(plane.regions, awaited),
+        **_of_shared_memory(plane.regions, awaited, gate),
     }
     for name in _OF_ONE_MODEL:
         handlers[name] = waiting_for_model(handlers[name], parking, worker)
@@ -128,16 +128,26 @@ def build_methods(
     return method_table(guarded(method, gate, for_limited) for method in with_secrets)
 
 
-def _of_shared_memory(regions: Regions, awaited: Adapter) -> dict[str, UnaryHandler]:
+def _of_shared_memory(regions: Regions, awaited: Adapter, gate: WorkerGate | None) -> dict[str, UnaryHandler]:
     """The handlers of the RPCs for shared memory, by the RPC's name.
 
     Args:
         regions: of the process.
         awaited: makes handlers that answer on the main thread. There CUDA may be asked, which takes long at first.
+        gate: of the worker. Where callers are known, each has regions of its own.
     """
 
-    def at_once(request_type: type[Request], answer: Callable[[Regions, Request], Message]) -> UnaryHandler:
-        return unary(request_type, partial(answer, regions))
+    def made(adapter: Adapter, request_type: type[Request], answer: Callable[[Regions, Request], Any]) -> UnaryHandler:
+        if gate is None:
+            return adapter(request_type, partial(answer, regions))
+
+        def handle(call: Call) -> None:
+            caller = gate.caller
+            adapter(request_type, lambda request: answer(regions, shared_memory.of_caller(caller, request)))(call)
+
+        return handle
+
+    at_once = partial(made, unary)
 
     handlers = {
         "SystemSharedMemoryStatus": at_once(pb.SystemSharedMemoryStatusRequest, shared_memory.system_status),
@@ -151,10 +161,8 @@ def _of_shared_memory(regions: Regions, awaited: Adapter) -> dict[str, UnaryHand
     }
     if regions.has_cuda:
         register, unregister = shared_memory.register_cuda_aside, shared_memory.unregister_cuda_aside
-        handlers["CudaSharedMemoryRegister"] = awaited(pb.CudaSharedMemoryRegisterRequest, partial(register, regions))
-        handlers["CudaSharedMemoryUnregister"] = awaited(
-            pb.CudaSharedMemoryUnregisterRequest, partial(unregister, regions)
-        )
+        handlers["CudaSharedMemoryRegister"] = made(awaited, pb.CudaSharedMemoryRegisterRequest, register)
+        handlers["CudaSharedMemoryUnregister"] = made(awaited, pb.CudaSharedMemoryUnregisterRequest, unregister)
     return handlers
 
 

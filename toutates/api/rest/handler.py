@@ -15,6 +15,7 @@ from toutates.access.worker_gate import Visit
 from toutates.api.audit import Author, audited, audited_later, author_of
 from toutates.api.control_queue import PARSING, ControlQueue
 from toutates.api.dataplane.plane import DataPlane
+from toutates.api.dataplane.shared_memory import of_caller
 from toutates.api.doors import Doors
 from toutates.api.limited import check_names, only
 from toutates.api.rest.answers import METHOD_NOT_ALLOWED, NOT_FOUND, Answer, allow_field, error_answer, refusal
@@ -297,6 +298,8 @@ class RestHandler:
             return
         assert endpoint.function is not None
         request = endpoint.read(route, body)
+        if endpoint.category == "shared-memory" and self._doors.gate is not None:
+            of_caller(self._doors.gate.caller, request)
         function: Callable[[Any], Any] = partial(endpoint.function, self._plane)
         if endpoint.name in _CHANGING:
             function = audited(self._author(call), function)
@@ -333,6 +336,8 @@ class RestHandler:
         given = None if call.head.served_as == "GET" else body
         request = await PARSING.run(endpoint.read, route, given)
         del body, given
+        if endpoint.category == "shared-memory":
+            of_caller(caller, request)
         answer = audited_later(author, partial(endpoint.awaited, self._plane))
         if caller is not None and caller.models:
             check_names(caller, request, self._plane.get_table().traffic)

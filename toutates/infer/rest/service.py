@@ -272,7 +272,7 @@ class RestInferService(InferService):
             if version.decoupled and (outputs is not None or call.head.purpose.tensors is not None):
                 raise Unsupported("HTTP end point doesn't support models with decoupled transaction policy")
             sizes = [len(content) for content in given]
-            validated = validate(message, sizes, version.signature, version.model, self._regions.check)
+            validated = validate(message, sizes, version.signature, version.model, self._check_place)
             asked: Asked = call.head.purpose
             name = self._table.spelling(asked.target.model), asked.target.version
             self._note_parameters(version, message, name)
@@ -284,7 +284,7 @@ class RestInferService(InferService):
             if self._table.traffic:
 
                 def make(other: ServedVersion) -> RestPlan:
-                    fitting = validate(message, sizes, other.signature, other.model, self._regions.check)
+                    fitting = validate(message, sizes, other.signature, other.model, self._check_place)
                     others = self._shared(other, fitting)
                     way = self._port(other, others)
                     return RestPlan(

@@ -1,0 +1,148 @@
+"""Keys for some models only: what is about all models is not theirs; regions of shared memory are each key's own."""
+
+from __future__ import annotations
+
+import os
+import queue
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from tests.access.support import bearer, digest
+from tests.e2e.http import get, peer_of, post
+from tests.e2e.models import add_model, versioned_model
+from tests.e2e.process import ServerProcess, running
+from tests.optional import skip_without
+
+grpcclient = pytest.importorskip("tritonclient.grpc")
+httpclient = pytest.importorskip("tritonclient.http")
+shm = pytest.importorskip("tritonclient.utils.shared_memory")
+
+skip_without("jwt")
+
+GROUPS: Final = "[inference, metadata, logging, metrics, debug, shared-memory, trace]"
+RULES: Final = f"""
+anonymous: [health]
+keys:
+  - {{name: some, sha256: {digest("sk-some")}, groups: {GROUPS}, models: [mine]}}
+  - {{name: every, sha256: {digest("sk-every")}, groups: {GROUPS}}}
+"""
+KEYS: Final = {"some": 10, "every": 20}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    models, folder = tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("server")
+    for name in ("mine", "theirs"):
+        add_model(models, name, versioned_model(1), 1)
+    rules = tmp_path_factory.mktemp("rules") / "access.yaml"
+    rules.write_text(RULES)
+    ports = ("--http-addr", "127.0.0.1:0", "--metrics-addr", "127.0.0.1:0", "--debug-endpoints")
+    with running(models, folder, [*ports, "--access-file", str(rules), "--allow-client-shm"]) as process:
+        yield process
+        assert process.stop() == 0
+        assert "Traceback" not in process.log
+
+
+def key_of(name: str) -> dict[str, str]:
+    return {"authorization": bearer(f"sk-{name}").decode()}
+
+
+def test_what_belongs_to_all_models_is_for_keys_of_all(server: ServerProcess) -> None:
+    [warning] = [line for line in server.log.splitlines() if "key some may use some models only" in line]
+    assert "WARNING" in warning
+    assert "debug, logging, metrics" in warning
+    status = {"some": 403, "every": 200}
+    for name in KEYS:
+        fields = [f"Authorization: {key_of(name)['authorization']}", "Host: localhost"]
+        for port, path in (
+            (server.rest_port, "/v2/logging"),
+            (server.rest_port, "/metrics"),
+            *((server.http_port, path) for path in ("/metrics", "/", "/status.json", "/graph.svg", "/debug/tasks")),
+        ):
+            with peer_of(port) as peer:
+                answer = peer.ask(get(path, *fields).replace(b"Host: here\r\n", b""))
+            assert answer.status == (404 if path == "/graph.svg" and name == "every" else status[name]), path
+            assert name == "every" or b"theirs" not in answer.body
+        with peer_of(server.rest_port) as peer:
+            assert peer.ask(post("/v2/logging", "{}", fields[0])).status == status[name]
+    with grpcclient.InferenceServerClient(server.address) as client:
+        with pytest.raises(grpcclient.InferenceServerException, match="about all models"):
+            client.update_log_settings({"log_info": False}, headers=key_of("some"))
+        client.get_log_settings(headers=key_of("every"))
+
+
+class _Memory:
+    """The objects of one caller, and the regions that it has registered of them under the names that all use."""
+
+    def __init__(self, stack: ExitStack, client: Any, name: str, number: int) -> None:
+        self.client, self.headers, self.number = client, key_of(name), number
+        self.made = {}
+        for region in ("in", "out"):
+            self.made[region] = shm.create_shared_memory_region(region, f"/toutates-{os.getpid()}-{name}-{region}", 16)
+            stack.callback(shm.destroy_shared_memory_region, self.made[region])
+        shm.set_shared_memory_region(self.made["in"], [np.full((1, 4), number, np.int32)])
+        for region in ("in", "out"):
+            client.register_system_shared_memory(
+                region, f"/toutates-{os.getpid()}-{name}-{region}", 16, headers=self.headers
+            )
+        stack.callback(client.unregister_system_shared_memory, headers=self.headers)
+
+    def names(self) -> set[str]:
+        status = self.client.get_system_shared_memory_status(headers=self.headers)
+        return {one["name"] for one in status} if isinstance(status, list) else set(status.regions)
+
+    def answers(self, infer: Callable[..., Any]) -> bool:
+        """Whether a request, which has the same bytes whoever sends it, reads and writes this caller's objects."""
+        shm.set_shared_memory_region(self.made["out"], [np.zeros((1, 4), np.int32)])
+        infer(self.headers)
+        written = shm.get_contents_as_numpy(self.made["out"], np.int32, [1, 4])
+        return bool((written == self.number + 1).all())
+
+
+def _request(module: Any) -> dict[str, Any]:
+    given, asked = module.InferInput("INPUT", [1, 4], "INT32"), module.InferRequestedOutput("OUTPUT")
+    given.set_shared_memory("in", 16)
+    asked.set_shared_memory("out", 16)
+    return {"model_name": "mine", "inputs": [given], "outputs": [asked]}
+
+
+def _stream(client: Any, headers: dict[str, str]) -> None:
+    answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    client.start_stream(lambda result, error: answers.put((result, error)), headers=headers)
+    try:
+        client.async_stream_infer(**_request(grpcclient))
+        assert answers.get(timeout=120)[1] is None
+    finally:
+        client.stop_stream()
+
+
+@pytest.mark.parametrize("transport", ["grpc", "rest", "stream"])
+def test_regions_are_each_keys_own_names_included(server: ServerProcess, transport: str) -> None:
+    is_rest = transport == "rest"
+    module, port = (httpclient, server.rest_port) if is_rest else (grpcclient, server.port)
+    with module.InferenceServerClient(f"127.0.0.1:{port}") as client, ExitStack() as stack:
+
+        def infer(headers: dict[str, str]) -> None:
+            client.infer(**_request(module), headers=headers)
+
+        ask = partial(_stream, client) if transport == "stream" else infer
+        some, every = (_Memory(stack, client, name, number) for name, number in KEYS.items())
+        for _ in range(3):  # read, then found by their bytes
+            assert some.answers(ask)
+            assert every.answers(ask)
+        assert some.names() == every.names() == {"in", "out"}
+        client.unregister_system_shared_memory(headers=some.headers)
+        assert (some.names(), every.names()) == (set(), {"in", "out"})
+        assert every.answers(ask)
+        with pytest.raises(
+            module.InferenceServerException, match=r"Unable to find shared memory region: 'in'"
+        ) as error:
+            infer(some.headers)
+        assert "every" not in error.value.message()
+        client.unregister_system_shared_memory("out", headers=some.headers)
+        assert every.answers(ask)
