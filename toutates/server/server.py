@@ -21,7 +21,6 @@ the processes that they wait for are killed. What does not end even so, ends wit
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import signal
@@ -84,7 +83,7 @@ from toutates.server.workers import Workers
 from toutates.system.cuda import gpus_seen, load_cuda
 from toutates.system.early_signals import held_signals
 from toutates.system.errors import ConfigurationError
-from toutates.system.garbage import rare_full_collections
+from toutates.system.garbage import keep_collections_short
 from toutates.system.interpreter import describe_interpreter, gil_enabled, gil_problem
 from toutates.system.logs.setup import Logs, start_logs
 from toutates.system.placement import running_on, worker_warnings
@@ -392,8 +391,7 @@ class Server:
             # Most of what is in memory now stays: the garbage collector need not visit it again. Versions that are
             # unloaded later are freed without the collector (``SuperTensor.free``). Garbage of the start was freed
             # before models were loaded; to look at all objects of ten thousand models now would take a second.
-            gc.collect(0)
-            gc.freeze()
+            await changes.start(keep_collections_short)
             await self.workers.serve(listeners)
             listeners.claims.close()
             unready_reason = readiness.begin()
@@ -488,11 +486,10 @@ class Server:
 
     async def _load_on_demand(self, demand: OnDemand) -> None:
         """Load what requests need, until the shutdown begins: what waits then is refused."""
-        with rare_full_collections():
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(demand.run)
-                await self.shutdown.begun.wait()
-                nursery.cancel_scope.cancel()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(demand.run)
+            await self.shutdown.begun.wait()
+            nursery.cancel_scope.cancel()
 
     async def _change_models(
         self, control: ModelControl, task_status: trio.TaskStatus[tuple[ControlQueue, ControlQueue]]

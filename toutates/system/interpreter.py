@@ -13,7 +13,7 @@ import sysconfig
 import warnings
 from typing import Final, TextIO
 
-__all__ = ["describe_interpreter", "gil_enabled", "gil_problem", "watch_gil"]
+__all__ = ["describe_interpreter", "free_threaded", "gil_enabled", "gil_problem", "watch_gil"]
 
 #: How CPython's RuntimeWarning begins (Python/import.c); the name is the module's, dotted.
 _SWITCHED_ON: Final = r"The global interpreter lock \(GIL\) has been enabled to load module '([^']*)'"
@@ -28,13 +28,14 @@ def gil_enabled() -> bool:
     return is_gil_enabled is None or bool(is_gil_enabled())
 
 
-def _free_threaded() -> bool:
+def free_threaded() -> bool:
+    """Whether this build of Python can run without the GIL."""
     return bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 
 
 def describe_interpreter() -> str:
     """The interpreter, its version and build, and whether it runs with the GIL."""
-    build = " free-threaded" if _free_threaded() else ""
+    build = " free-threaded" if free_threaded() else ""
     gil = "with the GIL" if gil_enabled() else "without the GIL"
     return f"{platform.python_implementation()} {platform.python_version()}{build} {gil}"
 
@@ -70,7 +71,7 @@ def watch_gil() -> None:
 
 def gil_problem() -> str:
     """Why a free-threaded interpreter runs with the GIL, and the remedy; "" for other builds and without the GIL."""
-    if not _free_threaded() or not gil_enabled():
+    if not free_threaded() or not gil_enabled():
         return ""
     effect = "workers take turns instead of running in parallel"
     if getattr(sys.flags, "gil", None) == 1:  # None where nobody asked
