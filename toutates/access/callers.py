@@ -77,6 +77,11 @@ class Caller:
         self.until_ns = until_ns
         self.owner = owner or name
 
+    @property
+    def identity(self) -> str:
+        """What all of its requests have in common; "" for one that is not known."""
+        return self.name
+
     def check_group(self, group: str) -> None:
         """Refuse what the caller may not do.
 

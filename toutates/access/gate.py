@@ -42,6 +42,7 @@ class _Anonymous(Caller):
     """Whoever sends neither key nor token."""
 
     __slots__ = ()
+    identity = ""
 
     def check_group(self, group: str) -> None:
         """See ``Caller``: one that may become known is told how.

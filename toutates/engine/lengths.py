@@ -205,7 +205,7 @@ class WaitingRows(Generic[T]):
 
     def take(self) -> Chosen[T]:
         """Take the entries that run next. There has to be one."""
-        own = self._oldest_bucket()
+        own = self._next_bucket()
         lengths = sorted(self._waiting, reverse=True)
         best = self._plan(own, own, lengths)
         for top in lengths:
@@ -225,6 +225,10 @@ class WaitingRows(Generic[T]):
         return Chosen(best.top, [entry.own for entry in entries], best.rows, best.real)
 
     # --- the choice --------------------------------------------------------------------------------------------------
+
+    def _next_bucket(self) -> int:
+        """The bucket whose first entry has to be among those that are taken."""
+        return self._oldest_bucket()
 
     def _oldest_bucket(self) -> int:
         return min(self._waiting, key=lambda length: self._waiting[length][0].number)

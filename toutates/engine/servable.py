@@ -86,6 +86,8 @@ class Consumer:
             and to wait when it has run. Asked by versions with a latency target.
         unread_bytes: how many bytes of responses wait until the caller of a request reads them; asked for decoupled
             versions alone. Called in any thread.
+        caller: whose the request of a context is, for versions whose callers take turns: the same of all requests of
+            one caller, None where nobody knows. Called while the request is added.
         released: called when a decoupled version has begun the request of a context, and may begin others: what is
             left to come are responses. In any thread; None where nobody needs to know.
     """
@@ -102,6 +104,7 @@ class Consumer:
     released: Callable[[Any], object] | None = None
     around_ns: Callable[[int], int] = lambda now_ns: 0
     unread_bytes: Callable[[Any], int] = lambda context: 0
+    caller: Callable[[Any], object] = lambda context: None
 
 
 class Way(Protocol):

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from toutates.access.worker_gate import WorkerGate
 from toutates.engine.servable import Buffer, Way
+from toutates.infer.answers import RequestContext
 from toutates.infer.call import Handler
 from toutates.infer.observing import Sampling
 from toutates.infer.plan import Plan
@@ -43,6 +44,11 @@ class _Charging(InferService):
         if caller is not None and caller.models:
             caller.check_model(model, self._table.traffic.leads_to(model))
         return super()._find(model, version)
+
+    def _whose(self, context: RequestContext) -> str:
+        """See ``InferService``. Who is known is the same by every connection."""
+        caller = self.gate.caller
+        return (caller and caller.identity) or super()._whose(context)
 
     def for_its_caller(self, again: Callable[[], None]) -> Callable[[], None]:
         """See ``LateHandling``."""

@@ -69,7 +69,7 @@ class Ports:
         shared_outputs: writes the outputs that go there.
         copies: takes copies of requests; None where none are made.
         make_answers: makes what answers the requests of one port to a version.
-        may_have_left, unread_bytes: see ``Consumer``.
+        may_have_left, unread_bytes, caller: see ``Consumer``.
     """
 
     def __init__(
@@ -83,6 +83,7 @@ class Ports:
         make_answers: Callable[[WorkerCounters, ServedVersion], Answers],
         may_have_left: Callable[[RequestContext], bool],
         unread_bytes: Callable[[RequestContext], int],
+        caller: Callable[[RequestContext], object],
     ) -> None:
         self._worker = worker
         self._transport = transport
@@ -93,6 +94,7 @@ class Ports:
         self._make_answers = make_answers
         self._may_have_left = may_have_left
         self._unread_bytes = unread_bytes
+        self._caller = caller
         #: of requests to versions with a latency target
         self._around = Around()
         #: by the model's name
@@ -183,6 +185,7 @@ class Ports:
             _parameters,
             around_ns=self._around.time_ns,
             unread_bytes=self._unread_bytes,
+            caller=self._caller,
         )
         poison = current()
         if poison is not None:

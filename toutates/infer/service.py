@@ -125,6 +125,7 @@ class InferService:
             self._make_answers,
             self._may_have_left,
             self._unread_bytes,
+            self._whose,
         )
         self._traffic = TrafficPlans(self.divider, self._find_target, self._ports.copied)
         self._shared_path = SharedPath(
@@ -631,6 +632,10 @@ class InferService:
     def _unread_bytes(self, context: RequestContext) -> int:
         """See ``Consumer``."""
         return 0
+
+    def _whose(self, context: RequestContext) -> str:
+        """See ``Consumer.caller``: the connection that it came by."""
+        return self._transport.peer(context[0])
 
     def _make_answers(self, counters: WorkerCounters, version: ServedVersion) -> Answers:
         """What answers the requests of one port, which is to ``version``."""

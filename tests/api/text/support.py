@@ -158,6 +158,7 @@ class Double(TextModel):
         on_done: Callable[[TextResult], object],
         is_wanted: Callable[[int], bool] = lambda by_ns: True,
         arrived_ns: int | None = None,
+        caller: object = None,
     ) -> None:
         self.check(options)
         if self.full:

@@ -206,6 +206,7 @@ class _TensorModel(TextModel):
         on_done: Callable[[TextResult], object],
         is_wanted: Callable[[int], bool] = lambda by_ns: True,
         arrived_ns: int | None = None,
+        caller: object = None,
     ) -> None:
         content = join_strings([text.encode() for text in texts if isinstance(text, str)])
         done = partial(self._done, len(texts), on_done)

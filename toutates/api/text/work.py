@@ -451,18 +451,21 @@ class _Request:
                 if self._bodies is not None:
                     self._bodies.learn(call.body, asked, found, options)
                 return
-        model.add(asked.texts, options, self._done_soon, self._is_wanted, work.worker.now_ns)
+        self._add(model, options)
         work.note_added(model)
 
     def add(self) -> None:
         """Add the text to its model after all, which is committed next."""
         try:
             found: FoundText = self._found
-            found.model.add(
-                self._asked.texts, self._options, self._done_soon, self._is_wanted, self._work.worker.now_ns
-            )
+            self._add(found.model, self._options)
         except Exception as error:
             self.fail(error)
+
+    def _add(self, model: TextModel, options: TextOptions) -> None:
+        worker, caller = self._work.worker, self._caller
+        identity = (caller and caller.identity) or worker.peer(self._call)
+        model.add(self._asked.texts, options, self._done_soon, self._is_wanted, worker.now_ns, identity)
 
     def _is_wanted(self, by_ns: int) -> bool:
         """In any thread: whether the caller is there."""

@@ -186,6 +186,7 @@ class TextBackend:
         with supertensor.lock:
             for row in rows:
                 queue.add(queue.form, row)
+            queue.note_read(batch.slices)
             batch.counted -= len(rows)
             # This executor takes one batch itself.
             if supertensor.executors.idle and (queue.unread or len(rows) > queue.form.batch_rows):

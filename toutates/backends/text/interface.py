@@ -349,6 +349,7 @@ class TextModel(ABC):
         on_done: Callable[[TextResult], object],
         is_wanted: Callable[[int], bool] = lambda by_ns: True,
         arrived_ns: int | None = None,
+        caller: object = None,
     ) -> None:
         """Have texts computed, from the next ``commit`` on. Does not block; any thread may call it, best in the same
         round in which it took the model out of the table.
@@ -366,6 +367,7 @@ class TextModel(ABC):
                 thread. The texts of a request that nobody waits for are not computed; its error is then ``TooLate``.
             arrived_ns: when the request came, monotonic; None for now. The same of requests that came together, which
                 are then counted together.
+            caller: whose they are: callers take turns. Compared with others; None for all that nobody knows.
 
         Raises:
             TextError: an option, or the kind of the texts, does not fit the model.

@@ -114,6 +114,7 @@ class TextPort(PooledPort):
             held_bytes,
             time.monotonic_ns(),
             result_bytes,
+            consumer.caller(context),
         )
         if rows:
             self._put(request)

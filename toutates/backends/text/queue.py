@@ -4,22 +4,26 @@ Both are pools of a ``PaddedQueue``, and batches are taken from either: a ``Read
 ``PaddedBatch`` of texts of about the same length. Reading comes first as long as few texts wait, because more of them
 make better batches; but not so often that texts wait for others' tokens without end.
 
+Callers take turns (``turns``): the texts of one who has none that are read come first, and batches are led by one after
+the other.
+
 A text without company has nothing to wait for: it is run by whoever has read it. So are all texts of a model that
 pads nothing, because there they cost the same in any company.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from toutates.backends.text.interface import MOST_CHARACTERS_HERE
 from toutates.backends.text.reading import Slice
+from toutates.backends.text.turns import RowsInTurn, UnreadTurns
 from toutates.backends.text.work import TextRequest
 from toutates.engine.lane import NEVER_DOUBTED, Batch, Lane
 from toutates.engine.lane_table import LaneTable
-from toutates.engine.padded.lanes import Form, Pool
+from toutates.engine.padded.lanes import Form, Pool, RowPool
+from toutates.engine.padded.padding import Padding
 from toutates.engine.padded.queue import PaddedQueue
 from toutates.protocol.signature import Signature
 
@@ -34,6 +38,9 @@ _SLICE: Final = 64
 _SLICE_SIZE: Final = 65_536
 #: How many slices are read in a row while others wait to be run.
 _MOST_READS: Final = 8
+#: Texts that are read wait for this many full batches at most, and for so many more of callers who have none of them.
+_ENOUGH: Final = 4
+_ENOUGH_OF_ALL: Final = 16
 #: After a run that took so long, all runs have to show anew that they are quick.
 _SLOW_NS: Final = 4_000_000
 
@@ -101,18 +108,20 @@ class UnreadPool(Pool):
 
     Attributes:
         has_company: whether there are other texts that wait.
+        among_others: whether texts are read of callers who have others that are read.
         quick_lane: of those that a worker may run.
+        turns: whose they are.
     """
 
-    __slots__ = ("_large", "_pads", "_slices", "has_company", "quick_lane")
+    __slots__ = ("_large", "_pads", "among_others", "has_company", "quick_lane", "turns")
 
     def __init__(self, signature: Signature, *, pads: bool) -> None:
         super().__init__(ReadingLane(signature, 0, computes=False))
         self.quick_lane = ReadingLane(signature, 1, computes=True, is_quick=True)
         self._large = ReadingLane(signature, 2, computes=True)
         self._pads = pads
-        self._slices: deque[Slice] = deque()
-        self.has_company = False
+        self.turns = UnreadTurns()
+        self.has_company, self.among_others = False, True
 
     @property
     def entries(self) -> int:
@@ -122,20 +131,26 @@ class UnreadPool(Pool):
     def oldest_ns(self) -> int:
         return 0
 
-    def add(self, slices: Sequence[Slice], texts: int) -> None:
-        """Add texts that are counted already."""
-        self._slices.extend(slices)
+    def add(self, slices: Sequence[Slice], texts: int, led: int = 0, *, has_read: bool = False) -> None:
+        """Add texts of a request that are counted already.
+
+        Args:
+            slices, texts: they, and how many.
+            led: how many batches there were of texts that were read.
+            has_read: whether its caller has others that are read.
+        """
+        self.turns.add(slices, led, has_read=has_read)
         self.rows += texts
         self.counted = self.rows
 
     def take(self, lanes: LaneTable) -> ReadingBatch:
         texts = left_out = size = 0
         found: list[Slice] = []
-        slices = self._slices
+        turns = self.turns
         # Texts of a table cost the same in any company, so there are no more of them than a worker may run.
         most = _SLICE_SIZE if self._pads else MOST_CHARACTERS_HERE
-        while slices and texts < _SLICE:
-            request, first, end = slice_ = slices[0]
+        while texts < _SLICE and (slice_ := turns.next(among_others=self.among_others)) is not None:
+            request, first, end = slice_
             count = end - first
             if request.error is not None:
                 left_out += count
@@ -146,7 +161,7 @@ class UnreadPool(Pool):
                 size += own
                 texts += count
                 found.append(slice_)
-            slices.popleft()
+            turns.take(gives_way=self._pads)
         self.rows = self.counted = self.rows - texts - left_out
         runs = not self._pads or (texts == 1 and not self.rows and not self.has_company)
         lane = self.lane if not runs else self.quick_lane if size <= MOST_CHARACTERS_HERE else self._large
@@ -173,6 +188,12 @@ class TextQueue(PaddedQueue):
         self.form = form
         self._unread = UnreadPool(signature, pads=pads)
         self._reads = 0
+        padding = form.padding
+        assert isinstance(padding, Padding)
+        self._read = RowsInTurn(
+            *(padding.buckets, form.batch_rows, padding.most_elements, padding.run_cost),
+            on_none_left=self._unread.turns.note_none_read,
+        )
 
     @property
     def quick_lane(self) -> Lane:
@@ -188,16 +209,40 @@ class TextQueue(PaddedQueue):
         """Have texts wait that are counted."""
         if not self._unread.rows:
             self.add_open(self._unread)
-        self._unread.add(slices, texts)
+        read = self._read
+        self._unread.add(slices, texts, read.led, has_read=slices[0][0].caller in read.callers)
+
+    def note_read(self, slices: Iterable[Slice]) -> None:
+        """These texts were read, and those that are to be run are here."""
+        turns, callers = self._unread.turns, self._read.callers
+        if turns.others:
+            for request, _, _ in slices:
+                if request.caller not in callers:
+                    turns.note_none_read(request.caller, self._read.led)
+
+    def _new_pool(self, form: Lane) -> Batch:
+        assert form is self.form
+        return RowPool(self.form, self._read)
 
     def _next_open(self, sealed: Batch | None, *, seal_busy: bool) -> Batch | None:
         unread, read = self._unread, self.open.get(self.form)
-        if unread.rows and (read is None or (read.rows < 4 * self.form.batch_rows and self._reads < _MOST_READS)):
+        if unread.rows and self._may_read(0 if read is None else read.rows):
             self._reads += 1
             unread.has_company = read is not None
             return unread
         self._reads = 0
         return read
+
+    def _may_read(self, rows: int) -> bool:
+        """Whether texts are read while so many read ones wait.
+
+        Where several callers have read ones, nobody else's company is waited for: no more of theirs are read.
+        """
+        unread, batch_rows = self._unread, self.form.batch_rows
+        unread.among_others = rows < _ENOUGH * batch_rows and len(self._read.callers) < 2
+        if self._reads >= _MOST_READS and rows:
+            return False
+        return unread.among_others or (bool(unread.turns.first) and rows < _ENOUGH_OF_ALL * batch_rows)
 
 
 def slices_of(request: TextRequest) -> Sequence[Slice]:

@@ -122,6 +122,7 @@ class TextServable(BatchedServable, TextModel):
         on_done: Callable[[TextResult], object],
         is_wanted: Callable[[int], bool] = lambda by_ns: True,
         arrived_ns: int | None = None,
+        caller: object = None,
     ) -> None:
         """See ``TextModel``."""
         try:
@@ -130,7 +131,7 @@ class TextServable(BatchedServable, TextModel):
             settled = settled or self.settle(options)
             if arrived_ns is None:
                 arrived_ns = time.monotonic_ns()
-            self.put(TextRequest(texts, settled, self, on_done, is_wanted, size, arrived_ns))
+            self.put(TextRequest(texts, settled, self, on_done, is_wanted, size, arrived_ns, caller=caller))
         except RequestError as error:
             with self._settling:
                 counters = self._shared_counters()

@@ -77,6 +77,8 @@ class TextRequest:
         sink: takes it when it is over.
         context: the sink's own.
         is_wanted: whether somebody waits for it still at a time, monotonic nanoseconds. Called in any thread.
+        caller: whose it is: callers take turns. Compared with others; None for all that nobody knows.
+        led: how many batches the model's callers had led when the turn began for which its texts were read last.
         text_size: bytes of its texts, or characters.
         size: bytes that it keeps, those of large results included. This and what follows but the vectors and times,
             which the executors write, are guarded by the SuperTensor's lock.
@@ -91,10 +93,12 @@ class TextRequest:
 
     __slots__ = (
         "arrived_ns",
+        "caller",
         "context",
         "error",
         "is_over",
         "is_wanted",
+        "led",
         "left",
         "new_size",
         "read_ns",
@@ -118,6 +122,7 @@ class TextRequest:
         text_size: int,
         arrived_ns: int,
         result_size: int = 0,
+        caller: object = None,
     ) -> None:
         count = len(texts)
         self.texts = texts
@@ -125,6 +130,8 @@ class TextRequest:
         self.sink = sink
         self.context = context
         self.is_wanted = is_wanted
+        self.caller = caller
+        self.led = 0
         self.text_size = text_size
         self.size = text_size + result_size
         self.new_size = 0
@@ -146,9 +153,10 @@ class Row(Entry):
         ids: of the tokens.
         segments: which of a pair's texts each is of; None for all of the first.
         has_prompt: whether a prompt was put before it.
+        is_taken: whether it waits no more.
     """
 
-    __slots__ = ("has_prompt", "ids", "index", "segments")
+    __slots__ = ("has_prompt", "ids", "index", "is_taken", "segments")
 
     def __init__(self, request: TextRequest, index: int, ids: Ids, *, has_prompt: bool = True) -> None:
         # As ``Entry``'s, whose call would cost as much as all of this.
@@ -163,6 +171,7 @@ class Row(Entry):
         self.ids = ids
         self.segments: Sequence[int] | None = None
         self.has_prompt = has_prompt
+        self.is_taken = False
 
     @property
     def request(self) -> TextRequest:

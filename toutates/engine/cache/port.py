@@ -171,6 +171,7 @@ class CachingPort:
                 about=self._about,
                 may_have_left=self._may_have_left,
                 unread_bytes=lambda context: consumer.unread_bytes(_own(context)),
+                caller=lambda context: consumer.caller(_own(context)),
                 sequence=None if sequence is None else lambda context: sequence(_own(context)),
                 parameters=lambda context: consumer.parameters(_own(context)),
             )

@@ -54,6 +54,7 @@ class _OrderedPort:
                 about=lambda place: consumer.about(place.context),
                 may_have_left=lambda place: consumer.may_have_left(place.context),
                 unread_bytes=lambda place: consumer.unread_bytes(place.context),
+                caller=lambda place: consumer.caller(place.context),
                 sequence=None if sequence is None else lambda place: sequence(place.context),
                 parameters=lambda place: consumer.parameters(place.context),
                 released=None if released is None else lambda place: released(place.context),

@@ -41,10 +41,13 @@ class PaddedQueue(BatchQueue):
             entry.arrived_ns = self._clock_ns()
         pool = self.open.get(form)
         if pool is None:
-            pool = form.new_batch(0, 0)
+            pool = self._new_pool(form)
             self.add_open(pool)
         assert isinstance(pool, RowPool)
         pool.add(entry)
+
+    def _new_pool(self, form: Lane) -> Batch:
+        return form.new_batch(0, 0)
 
     def next(self, *, seal_busy: bool) -> Batch | None:
         """See ``BatchQueue``. Nobody writes to a pool."""
