@@ -83,7 +83,7 @@ tokens:
         )
     lines = str(error.value).splitlines()
     expected = {
-        "anonymous: there is no such group (got 'healt'); choose from health,": 1,
+        "anonymous: there is no such group; did you mean `health`? choose from health,": 1,
         "keys[0].sha256: is not the SHA-256 of a key": 1,
         "keys[0].quota.requests_per_second: would let nothing in": 1,
         "keys[1].name: is not the name of one key": 1,
@@ -91,7 +91,7 @@ tokens:
         "keys[1].quota: bounds nothing": 1,
         "keys[2].sha256: belongs to another key too": 1,
         "keys[2].models: names no model": 1,
-        "keys[2].model: unknown key; did you mean `models`?": 1,
+        "keys[2]: has an unknown key; did you mean `models`?": 1,
         "tokens[0].audience: required key is missing": 1,
         "none.json: there is no such file": 1,
     }
@@ -154,3 +154,36 @@ def test_key_sets_with_keys_that_let_others_make_tokens_are_refused(tmp_path: Pa
         (tmp_path / "jwks.json").write_text(text)
         with pytest.raises(ConfigurationError, match=r"jwks\.json"):
             read(tmp_path, "tokens: [{issuer: i, audience: a, jwks: jwks.json, groups: [inference]}]\n")
+
+
+SECRET = "sk-Zq8.secret"
+PLACES = {
+    "plain keys": f"{SECRET}\n{SECRET}2\n",
+    "one plain key": SECRET,
+    "a list of keys": f"- {SECRET}\n",
+    "a key of the top": f"{SECRET}: admin\n",
+    "a key given twice": f"{SECRET}: a\n{SECRET}: b\n",
+    "a key that is no text": f"? [{SECRET}]\n: a\n",
+    "an anchor": f"a: &{SECRET} 1\nb: &{SECRET} 2\n",
+    "an alias": f"keys: *{SECRET}\n",
+    "a tag": f"keys: !{SECRET}!x 1\n",
+    "an odd escape": f'keys: "{SECRET}\\q"\n',
+    "an odd character": f'keys: "{SECRET}\\0"\n',
+    "no end": f"keys: [{SECRET}\n",
+    "no mapping": f"keys: [{SECRET}]\n",
+    "every value": f"anonymous: [{SECRET}]\nkeys: [{{name: '{SECRET}\\n', sha256: {SECRET}, groups: [{SECRET}], "
+    f"models: {SECRET}, quota: {SECRET}, {SECRET}: 1}}, {{sha256: [{SECRET}], groups: {SECRET}, quota: "
+    f"{{requests_per_second: {SECRET}, {SECRET}: 1}}}}]\n",
+    "every value of an issuer": f"tokens: [{{issuer: [{SECRET}], audience: {{{SECRET}: 1}}, jwks: [{SECRET}], groups: "
+    f"[{SECRET}], leeway_seconds: {SECRET}, groups_claim: [{SECRET}]}}]\n",
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_no_error_shows_what_stands_in_the_file(tmp_path: Path, place: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        read(tmp_path, PLACES[place])
+    known: BaseException | None = error.value
+    while known is not None:
+        assert SECRET not in str(known)
+        known = known.__cause__

@@ -82,9 +82,10 @@ def _lines(read: Read, file: str, document: Document, defaults: Mapping[str, str
     assert _problems(read, file, document) == []
     lines = []
     for line in _problems(read, file, _with_unknown(document)):
-        found = re.fullmatch(rf"(.*){_UNKNOWN}: unknown key; known keys: (.*)", line)
-        for key in found[2].split(", ") if found else ():
-            path = found[1] + key if found else ""
+        # A file of secrets names where the key is, and not the key.
+        found = re.fullmatch(rf"(?:(.*){_UNKNOWN}: |(?:(.*): )?has an )unknown key; known keys: (.*)", line)
+        for key in found[3].split(", ") if found else ():
+            path = (found[1] or (f"{found[2]}." if found[2] else "")) + key if found else ""
             wrong = _problem_of(path, _problems(read, file, _changed(document, path, _WRONG)))
             without = _changed(document, path, None)
             missing = "" if without == document else _problem_of(path, _problems(read, file, without))

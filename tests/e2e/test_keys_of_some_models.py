@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -15,8 +17,9 @@ import pytest
 from tests.access.support import bearer, digest
 from tests.e2e.http import get, peer_of, post
 from tests.e2e.models import add_model, versioned_model
-from tests.e2e.process import ServerProcess, running
+from tests.e2e.process import ServerProcess, run, running
 from tests.optional import skip_without
+from tests.waiting import wait_until
 
 grpcclient = pytest.importorskip("tritonclient.grpc")
 httpclient = pytest.importorskip("tritonclient.http")
@@ -53,7 +56,7 @@ def key_of(name: str) -> dict[str, str]:
 
 
 def test_what_belongs_to_all_models_is_for_keys_of_all(server: ServerProcess) -> None:
-    [warning] = [line for line in server.log.splitlines() if "key some may use some models only" in line]
+    [warning] = [line for line in server.log.splitlines() if "keys[0] may use some models only" in line]
     assert "WARNING" in warning
     assert "debug, logging, metrics" in warning
     status = {"some": 403, "every": 200}
@@ -74,6 +77,34 @@ def test_what_belongs_to_all_models_is_for_keys_of_all(server: ServerProcess) ->
         with pytest.raises(grpcclient.InferenceServerException, match="about all models"):
             client.update_log_settings({"log_info": False}, headers=key_of("some"))
         client.get_log_settings(headers=key_of("every"))
+
+
+@pytest.mark.parametrize("via", ["gRPC", "REST"])
+def test_who_switches_the_log_off_is_its_last_line(server: ServerProcess, via: str) -> None:
+    is_rest = via == "REST"
+    module, port = (httpclient, server.rest_port) if is_rest else (grpcclient, server.port)
+    every = key_of("every")
+    before = len(server.log.splitlines())
+    with module.InferenceServerClient(f"127.0.0.1:{port}") as client:
+        for _ in range(70):  # lines that are alike are limited, but for this one
+            client.update_log_settings({"log_verbose_level": 0}, headers=every)
+        client.update_log_settings({"log_info": False}, headers=every)
+        client.update_log_settings({"log_verbose_level": 0}, headers=every)
+        told = rf"audit\W.*log settings: log_info by key every \(127\.0\.0\.1:\d+, {via}\): done; lines like this"
+        wait_until(lambda: re.search(told, server.log))
+        client.update_log_settings({"log_info": True}, headers=every)
+    assert len(re.findall(told, server.log)) == 1
+    assert len(server.log.splitlines()) - before < 140
+
+
+def test_a_file_of_plain_keys_is_refused_without_showing_one(tmp_path: Path) -> None:
+    add_model(tmp_path / "models", "mine", versioned_model(1), 1)
+    for text in ("sk-plain-1\nsk-plain-2\n", "sk-plain-1: x\n"):
+        (tmp_path / "keys").write_text(text)
+        ended = run("--model-repository", str(tmp_path / "models"), "--access-file", str(tmp_path / "keys"))
+        assert ended.returncode == 2
+        assert f"{tmp_path / 'keys'}: " in ended.stderr
+        assert "sk-plain" not in ended.stdout + ended.stderr
 
 
 class _Memory:

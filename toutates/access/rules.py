@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +17,6 @@ from toutates.models.config.problems import Problems
 from toutates.models.config.yaml_reader import read_mapping
 from toutates.models.config.yaml_section import Section
 from toutates.system.errors import ConfigurationError
-from toutates.system.text import shown
 
 __all__ = ["FLAG", "AccessRules", "Issuer", "read_rules"]
 
@@ -86,10 +86,10 @@ def read_rules(source: Path, quotas: Quotas) -> AccessRules:
     Raises:
         ConfigurationError: something cannot be read or used; a line for each mistake.
     """
-    values = read_mapping(source)
+    values = read_mapping(source, hidden=True)
     if values is None:
         raise ConfigurationError("there is no such file", key=FLAG, value=str(source), remedy="correct the path")
-    problems = Problems(source)
+    problems = Problems(source, hidden=True)
     top = Section(values, problems)
     anonymous = _groups(top, "anonymous")
     keys: dict[bytes, Caller] = {}
@@ -125,9 +125,9 @@ def read_rules(source: Path, quotas: Quotas) -> AccessRules:
     if not (keys or issuers or values.get("keys") or values.get("tokens")):
         problems.add("keys", "nobody is let in", None, "add a key under `keys`, or an issuer under `tokens`")
     problems.raise_all()
-    given = [(caller.name, caller.groups, bool(caller.models)) for caller in keys.values()]
+    given = [(f"keys[{at}]", one.groups, bool(one.models)) for at, one in enumerate(keys.values())]
     given += [
-        (f"tokens of {shown(one.issuer)}", one.groups, bool(one.models or one.models_claim)) for one in issuers.values()
+        (f"tokens[{at}]", one.groups, bool(one.models or one.models_claim)) for at, one in enumerate(issuers.values())
     ]
     warnings = tuple(
         f"{source}: {who} may use some models only, and is refused the groups {', '.join(sorted(refused))}, which are "
@@ -148,9 +148,9 @@ def _issuer(section: Section, source: Path, problems: Problems, files: list[Path
         section.refuse("audience", "required key is missing or empty", None, remedy)
     keys = Jwks()
     if section.has("jwks"):
-        path = source.parent / section.text("jwks", "jwks.json")
-        files.append(path)
-        keys = read_jwks(path, problems)
+        if name := section.text("jwks", "jwks.json") and section.hidden_text("jwks"):
+            files.append(source.parent / name)
+            keys = read_jwks(files[-1], problems)
     else:
         section.refuse("jwks", "required key is missing", None, "add the file of the issuer's public keys")
     leeway_s = section.optional_number("leeway_seconds", MAX_LEEWAY_S, 30)
@@ -175,7 +175,9 @@ def _groups(section: Section, key: str) -> frozenset[str]:
     groups = section.texts(key, _GROUPS_EXAMPLE)
     for group in groups:
         if group not in GROUPS:
-            section.refuse(key, "there is no such group", group, f"choose from {', '.join(GROUPS)}")
+            near = get_close_matches(group, GROUPS, n=1)
+            meant = f"did you mean `{near[0]}`? " if near else ""
+            section.refuse(key, "there is no such group", None, f"{meant}choose from {', '.join(GROUPS)}")
     return frozenset(groups)
 
 

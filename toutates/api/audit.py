@@ -15,6 +15,7 @@ from toutates.access.worker_gate import WorkerGate
 from toutates.api.dataplane.traffic import TrafficRequest
 from toutates.protocol import grpc_service_pb2 as pb
 from toutates.system.errors import RequestError
+from toutates.system.logs.levels import ANYWAY
 from toutates.system.text import printable
 
 __all__ = ["Author", "audited", "audited_later", "author_of"]
@@ -29,6 +30,9 @@ _ACTIONS: Final = {
     TrafficRequest: "traffic",
 }
 MAX_SHOWN: Final = 256
+_LINE: Final = "%s%s by %s (%s, %s): %s"
+#: A template of its own, because lines of one template are limited together.
+_LAST: Final = f"{_LINE}; lines like this are not shown from now on"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,27 +49,27 @@ class Author:
     peer: str
     via: str
 
-    def note(self, action: str, subject: str, problem: str = "") -> None:
+    def note(self, action: str, subject: str, problem: str = "", *, last: bool = False) -> None:
         """Write the line.
 
         Args:
             action: what was done.
             subject: to what.
             problem: why it failed; "" if it did not.
+            last: whether this has switched such lines off. It is written in any case, and not one of many alike.
         """
         subject, problem = printable(subject, MAX_SHOWN), printable(problem, MAX_SHOWN)
         outcome = f"refused: {problem}" if problem else "done"
         fields = {"action": action, "subject": subject, "who": self.name, "peer": self.peer, "via": self.via}
-        logger.info(
-            "%s%s by %s (%s, %s): %s",
-            action,
-            f" of '{subject}'" if subject else "",
-            self.name,
-            self.peer,
-            self.via,
-            outcome,
-            extra={**fields, "outcome": outcome},
+        words = (action, f" of '{subject}'" if subject else "", self.name, self.peer, self.via, outcome)
+        fields["outcome"] = outcome
+        if not last:
+            logger.info(_LINE, *words, extra=fields)
+            return
+        record = logger.makeRecord(
+            logger.name, logging.INFO, __file__, 0, _LAST, words, None, extra={**fields, ANYWAY: True}
         )
+        logger.handle(record)
 
 
 def author_of(gate: WorkerGate | None, peer: str, via: str) -> Author:
@@ -78,12 +82,13 @@ def audited(author: Author, answer: Callable[[Any], Any]) -> Callable[[Any], Any
     """``answer`` of the data plane, with a line for each request that changes something."""
 
     def answer_audited(request: Any) -> Any:
+        seen = logger.isEnabledFor(logging.INFO)
         try:
             response = answer(request)
         except RequestError as error:
             _note(author, request, str(error))
             raise
-        _note(author, request)
+        _note(author, request, seen=seen)
         return response
 
     return answer_audited
@@ -93,18 +98,20 @@ def audited_later(author: Author, answer: Callable[[Any], Awaitable[Any]]) -> Ca
     """The same of an async function."""
 
     async def answer_audited(request: Any) -> Any:
+        seen = logger.isEnabledFor(logging.INFO)
         try:
             response = await answer(request)
         except RequestError as error:
             _note(author, request, str(error))
             raise
-        _note(author, request)
+        _note(author, request, seen=seen)
         return response
 
     return answer_audited
 
 
-def _note(author: Author, request: Any, problem: str = "") -> None:
+def _note(author: Author, request: Any, problem: str = "", *, seen: bool = False) -> None:
+    """Write the line of a request, if it changes something; ``seen`` says whether such lines were shown before."""
     action = _ACTIONS.get(type(request))
     if action is None:
         return
@@ -116,4 +123,5 @@ def _note(author: Author, request: Any, problem: str = "") -> None:
         if request.change is not None:
             author.note(action, request.names, problem)
         return
-    author.note(action, getattr(request, "model_name", ""), problem)
+    last = seen and isinstance(request, pb.LogSettingsRequest) and not logger.isEnabledFor(logging.INFO)
+    author.note(action, getattr(request, "model_name", ""), problem, last=last)

@@ -19,10 +19,12 @@ class Problems:
 
     Args:
         source: the file, which each problem names.
+        hidden: whether nothing that stands in the file is told, because it may hold secrets.
     """
 
-    def __init__(self, source: Path) -> None:
+    def __init__(self, source: Path, *, hidden: bool = False) -> None:
         self._source = source
+        self.hidden = hidden
         self._found: list[ConfigurationError] = []
 
     def add(self, key: str, problem: str, value: object, remedy: str) -> None:
@@ -34,6 +36,7 @@ class Problems:
             value: what the file has there; None to leave it out.
             remedy: what to write instead.
         """
+        value = None if self.hidden else value
         self._found.append(ConfigurationError(problem, source=self._source, key=key, value=value, remedy=remedy))
 
     def raise_all(self, most: int | None = None) -> None:

@@ -46,8 +46,12 @@ _T = TypeVar("_T")
 YamlValue = str | int | float | bool | Null | list["YamlValue"] | dict[str, "YamlValue"]
 
 
-def read_mapping(source: Path) -> dict[str, YamlValue] | None:
+def read_mapping(source: Path, *, hidden: bool = False) -> dict[str, YamlValue] | None:
     """Read a file that holds one mapping.
+
+    Args:
+        source: the file.
+        hidden: whether no error shows what stands in it, which may be a secret.
 
     Returns:
         The mapping, with texts as keys; None where there is no such file.
@@ -57,7 +61,7 @@ def read_mapping(source: Path) -> dict[str, YamlValue] | None:
             something outside the part of YAML described above.
     """
     data = read_file(source)
-    return None if data is None else mapping_of(data, source)
+    return None if data is None else _read(data, source, _mapping, hidden=hidden)
 
 
 def read_file(source: Path) -> bytes | None:
@@ -90,11 +94,11 @@ def read_nodes(source: Path) -> list[tuple[yaml.Node, yaml.Node]] | None:
         The mapping's keys and values; None where there is no such file.
 
     Raises:
-        ConfigurationError: as ``read_mapping``, but for what the parser alone does not see. It shows no value, which
-            may be a secret.
+        ConfigurationError: as ``read_mapping``, but for what the parser alone does not see. It shows nothing that
+            stands in the file, which may be a secret.
     """
     data = read_file(source)
-    return None if data is None else _read(data, source, lambda node: list(node.value), shows_value=False)
+    return None if data is None else _read(data, source, lambda node: list(node.value), hidden=True)
 
 
 def _read(
@@ -102,7 +106,7 @@ def _read(
     source: Path,
     convert: Callable[[yaml.MappingNode], _T],
     *,
-    shows_value: bool = True,
+    hidden: bool = False,
     may_be_empty: bool = False,
 ) -> _T:
     try:
@@ -112,7 +116,7 @@ def _read(
         if node is None:
             raise ConfigurationError("is empty", source=source, remedy="write the settings, or remove the file")
         if not isinstance(node, yaml.MappingNode):
-            value = shown_value(_value(node)) if shows_value else None
+            value = None if hidden else shown_value(_value(node))
             raise ConfigurationError("is not a mapping", source=source, value=value, remedy="write `key: value` lines")
         return convert(node)
     except UnicodeDecodeError as exc:
@@ -121,7 +125,10 @@ def _read(
     except ValueError as exc:  # PyYAML lets chr() complain of "\U00110000"
         raise ConfigurationError(_describe_escape(data), source=source, remedy="correct the YAML there") from exc
     except yaml.YAMLError as exc:
-        raise ConfigurationError(_describe(exc), source=source, remedy="correct the YAML there") from exc
+        # Not with its cause, whose text has a piece of the file.
+        raise ConfigurationError(_describe(exc, hidden=hidden), source=source, remedy="correct the YAML there") from (
+            None if hidden else exc
+        )
     except RecursionError as exc:
         raise ConfigurationError("is nested too deeply", source=source, remedy="write `key: value` lines") from exc
 
@@ -203,10 +210,12 @@ def _describe_escape(data: bytes) -> str:
     return f"line {line}: an escape \\U stands for no character"
 
 
-def _describe(error: Exception) -> str:
+def _describe(error: Exception, *, hidden: bool) -> str:
     """One line for PyYAML's several; its own text quotes the file over and over."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
+        if hidden:
+            return f"line {mark.line + 1}, column {mark.column + 1}: is no YAML that is read here, or a key given twice"
         problem = ", ".join(part for part in (error.context, error.problem) if part)
         return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
-    return str(error).splitlines()[0]
+    return "is no YAML" if hidden else str(error).splitlines()[0]

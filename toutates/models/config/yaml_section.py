@@ -217,7 +217,10 @@ class Section:
             if key not in self._known:
                 near = get_close_matches(key, self._known, n=1)
                 remedy = f"did you mean `{near[0]}`?" if near else f"known keys: {', '.join(sorted(set(self._known)))}"
-                self.refuse(key, "unknown key", None, remedy)
+                if self._problems.hidden:
+                    self._problems.add(self._prefix.removesuffix("."), "has an unknown key", None, remedy)
+                else:
+                    self.refuse(key, "unknown key", None, remedy)
 
     def refuse(self, key: str, problem: str, value: object, remedy: str) -> None:
         """Note what is wrong with a key."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection
 
 from toutates.system.logs.control import LogControl
-from toutates.system.logs.levels import area_of, level_name
+from toutates.system.logs.levels import ANYWAY, area_of, level_name
 from toutates.system.logs.recent import MAX_CHARACTERS, RecentWarning, RecentWarnings
 from toutates.system.logs.rendering import LogFormatter
 from toutates.system.logs.repeats import Repeats
@@ -48,7 +48,8 @@ class LogHandler(logging.Handler):
 
     def handle(self, record: logging.LogRecord) -> bool:
         """Do as ``logging.Handler`` does, without its lock: each part has a lock of its own or needs none."""
-        if not self._control.levels.shows(area_of(record.name), record.levelno):
+        shown = hasattr(record, ANYWAY) or self._control.levels.shows(area_of(record.name), record.levelno)
+        if not shown:
             return False
         if self.known is not None and (
             record.levelno < logging.WARNING or printable(_event(record), MAX_CHARACTERS) in self.known

@@ -12,7 +12,21 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-__all__ = ["AREAS", "AREA_KEY", "LEVELS", "PACKAGE", "PARTS", "LogLevels", "area_of", "level_name", "parse_levels"]
+__all__ = [
+    "ANYWAY",
+    "AREAS",
+    "AREA_KEY",
+    "LEVELS",
+    "PACKAGE",
+    "PARTS",
+    "LogLevels",
+    "area_of",
+    "level_name",
+    "parse_levels",
+]
+
+#: An attribute of records that are shown whatever the levels.
+ANYWAY: Final = "shown_anyway"
 
 PACKAGE: Final = "toutates"
 #: Areas, each of which may have a level of its own, and the parts of the package that belong to it.

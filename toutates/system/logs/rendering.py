@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
-from toutates.system.logs.levels import LogLevels, area_of, level_name
+from toutates.system.logs.levels import ANYWAY, LogLevels, area_of, level_name
 from toutates.system.text import printable
 
 __all__ = ["LogFormat", "LogFormatter", "LogLine"]
@@ -45,7 +45,7 @@ _DIM: Final = "\x1b[2m"
 #: Keys that every line has, and that of the traceback; the other keys are fields.
 _OWN_KEYS: Final = frozenset({"time_s", "level", "area", "event", "exception"})
 #: Attributes of a record that are not fields: those that every record has, or formatters of other handlers add.
-_NOT_FIELDS: Final = _OWN_KEYS | vars(logging.makeLogRecord({})).keys() | {"message", "asctime"}
+_NOT_FIELDS: Final = _OWN_KEYS | {ANYWAY} | vars(logging.makeLogRecord({})).keys() | {"message", "asctime"}
 _TRACEBACKS: Final = logging.Formatter()
 
 
