@@ -7,6 +7,7 @@ the management API, so that server and attacker both know it.
 from __future__ import annotations
 
 import socketserver
+import struct
 import threading
 from collections.abc import Sequence
 from itertools import count
@@ -18,10 +19,11 @@ from fuzz.attacks.peer import Peer
 from tests.ports import free_port
 from tests.torchserve_archives import contents, mar
 
-__all__ = ["BlankHandlers", "DrippingDownloads", "OutsideUrls"]
+__all__ = ["BlankHandlers", "DrippingDownloads", "LyingTables", "OutsideUrls", "write_lying_zip"]
 
 _HOST: Final = "127.0.0.2"
 _NEWLINES: Final = 1_000_000
+_ENTRIES: Final = 400_000
 
 
 class _Management(Attack):
@@ -71,6 +73,41 @@ class BlankHandlers(_Management):
             name = f"blank-{next(self._numbers)}"
             await _ask(peer, "POST", f"/models?url=blank.mar&model_name={name}")
             await _ask(peer, "DELETE", f"/models/{name}")
+
+
+class LyingTables(_Management):
+    """Zips whose locator hides how long their table of contents is."""
+
+    name = "lying-tables"
+    summary = "a zip of 19 MB whose zip64 locator holds marks of ends, before a table of contents of 400,000 entries"
+    limit = "`zipfile` gets 4 MiB of a table of contents and 40,000 entries, wherever it looks for it: 400"
+    stops = ("HTTP/1.1 400",)
+    connections = 4
+
+    def flags(self, folder: Path) -> Sequence[str]:
+        flags = super().flags(folder)
+        write_lying_zip(folder / "store" / "lying.mar", _ENTRIES)
+        return flags
+
+    async def strike(self, peer: Peer) -> None:
+        while True:
+            await _ask(peer, "POST", "/models?url=lying.mar")
+
+
+def write_lying_zip(path: Path, count: int, extra: int = 0) -> Path:
+    """A zip of a table of contents alone, whose length its zip64 record has; whoever looks for marks finds another one.
+
+    Args:
+        path: of it.
+        count: of the entries.
+        extra: bytes of each, beside its head.
+    """
+    entry = struct.pack("<4s4B4HL2L5H2L", b"PK\x01\x02", *bytes(4), *[0] * 4, 0, 0, 0, 1, extra, 0, 0, 0, 0, 0)
+    table = (entry + b"a" + bytes(extra)) * count
+    record = struct.pack("<4sQ2H2L4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, count, count, len(table), 0)
+    locator = b"PK\x06\x07" + bytes(4) + b"PK\x06\x06PK\x05\x06" + struct.pack("<L", 1)
+    path.write_bytes(table + record + locator + struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 1, 1, 46, 0, 0))
+    return path
 
 
 class _Source(socketserver.ThreadingTCPServer):

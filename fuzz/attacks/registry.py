@@ -104,6 +104,7 @@ _ALL: Final[tuple[type[Attack], ...]] = (
     dear_loads.WarmupCounts,
     dear_loads.HostileEnvironments,
     management.BlankHandlers,
+    management.LyingTables,
     management.OutsideUrls,
     management.DrippingDownloads,
     cache_floods.CacheFill,

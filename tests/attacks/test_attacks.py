@@ -48,6 +48,7 @@ _ELSEWHERE: Final = {
     "warm-up-counts",
     "hostile-environments",
     "blank-handlers",
+    "lying-tables",
     "outside-urls",
     "dripping-downloads",
 }
@@ -196,6 +197,7 @@ def test_archives_of_environments_write_nowhere_else_and_leave_nothing(
     ("name", "answers"),
     [
         ("blank-handlers", {"HTTP/1.1 200"}),
+        ("lying-tables", {"HTTP/1.1 400"}),
         ("outside-urls", {"HTTP/1.1 404", "HTTP/1.1 400"}),
         ("dripping-downloads", {"HTTP/1.1 503"}),
     ],

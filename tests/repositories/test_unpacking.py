@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from fuzz.attacks.management import write_lying_zip
 from tests.torchserve_archives import contents, mar, tgz
 from toutates.repositories.torchserve.importing import import_archive
 from toutates.repositories.unpacking import Bounds, unpack
@@ -148,7 +149,17 @@ HOSTILE = [
     ("encrypted", encrypted, "is encrypted"),
     ("bomb", bomb, "to fill the disk"),
     ("many files", many, "has more than 10000 files"),
-    ("long table", long_table, "a table of contents of 1073741824 bytes"),
+    ("long table", long_table, "is broken: "),
+    (
+        "large table",
+        lambda path: write_lying_zip(path / "a.mar", 80, 60_000),
+        "its table of contents has more than 4194304 bytes",
+    ),
+    (
+        "many entries",
+        lambda path: write_lying_zip(path / "a.mar", 40_001),
+        "its table of contents has more than 4194304 bytes or 40000 entries",
+    ),
     ("twice", twice, "is there twice"),
     ("file and folder", both, "is a file and a folder at once"),
     ("cut off", cut_off, "is broken"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import gc
 import threading
+import weakref
 from pathlib import Path
 
 import trio
@@ -55,3 +57,30 @@ def test_jobs_of_one_kind_do_not_wait_for_those_of_another() -> None:
 
     assert trio.run(run) == "quick"
     assert trio.run(run) == "quick"  # another run has threads of its own
+
+
+def test_what_a_job_was_given_is_gone_once_it_has_failed() -> None:
+    class Message:
+        pass
+
+    def refuse(message: Message) -> None:
+        assert message is not None
+        raise ValueError
+
+    async def run() -> None:
+        message = Message()
+        gone = weakref.ref(message)
+        try:
+            await ThreadPool("refusals", 1).run(refuse, message)
+        except ValueError:
+            pass
+        del message
+        with trio.fail_after(120):
+            while gone():  # noqa: ASYNC110  # the thread lets go of it a moment later
+                await trio.sleep(0.01)
+
+    gc.disable()
+    try:
+        trio.run(run)
+    finally:
+        gc.enable()

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Final, NamedTuple
 
 from toutates.models.repository import has_control_characters
-from toutates.system.archives.reading import BROKEN, TarStream, zip_directory_bytes
+from toutates.system.archives.reading import BROKEN, TarStream, open_zip
 from toutates.system.archives.unpacked_folder import UnpackedFolder
 from toutates.system.errors import ConfigurationError
 from toutates.system.text import one_line, shown
@@ -32,10 +32,11 @@ _CHUNK: Final = 65_536
 #: Where a tar says that it is one.
 _TAR_MAGIC: Final = (257, b"ustar")
 _MAX_NAME: Final = 1_024
-#: Files and folders of a tar.
+#: Files and folders of an archive.
 _MAX_HEADS: Final = 40_000
 #: Bytes of a zip's table of contents, which is read as a whole.
 _MAX_DIRECTORY: Final = 4 * 2**20
+_LONG: Final = f"its table of contents has more than {_MAX_DIRECTORY} bytes or {_MAX_HEADS} entries"
 #: How many times as large as the archive its files may be, once they are larger than RATIO_FROM.
 _MAX_RATIO: Final = 200
 _RATIO_FROM: Final = 16 * 2**20
@@ -203,8 +204,7 @@ class _Unpacking:
 
 
 def _zip(archive: Path, file: BinaryIO, unpacking: _Unpacking) -> Iterator[_Member]:
-    _check_directory(archive, file)
-    with zipfile.ZipFile(file) as opened:
+    with open_zip(file, _MAX_DIRECTORY, _MAX_HEADS, _LONG) as opened:
         unpacking.check_files(sum(not member.is_dir() for member in opened.infolist()))
         for member in opened.infolist():
             kind = stat.S_IFMT(member.external_attr >> 16)
@@ -222,14 +222,6 @@ def _zip(archive: Path, file: BinaryIO, unpacking: _Unpacking) -> Iterator[_Memb
 
 def _opener(opened: zipfile.ZipFile, member: zipfile.ZipInfo) -> Callable[[], AbstractContextManager[Any]]:
     return lambda: opened.open(member)
-
-
-def _check_directory(archive: Path, file: BinaryIO) -> None:
-    """See that the table of contents is short enough to be read as a whole."""
-    length = zip_directory_bytes(file)
-    if length > _MAX_DIRECTORY:
-        problem = f"has a table of contents of {length} bytes, as of a hundred thousand files"
-        raise _refused(archive, problem, "leave out what the handler does not need")
 
 
 # --- tar -------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ runs there (``tests/system/test_thread_pools.py``).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar, TypeVarTuple
+from typing import TypeVar, TypeVarTuple, cast
 
 import trio
 
@@ -51,6 +51,32 @@ class ThreadPool:
             name: of the thread; "" for the pool's.
             abandon_on_cancel: whether the thread is left to itself when the caller is cancelled.
         """
-        return await trio.to_thread.run_sync(
-            work, *arguments, thread_name=name or self.name, limiter=self.limiter, abandon_on_cancel=abandon_on_cancel
+        failed: list[BaseException] = []
+        result = await trio.to_thread.run_sync(
+            _run,
+            failed,
+            work,
+            arguments,
+            thread_name=name or self.name,
+            limiter=self.limiter,
+            abandon_on_cancel=abandon_on_cancel,
         )
+        if not failed:
+            return cast("T", result)
+        error = failed.pop()
+        try:
+            raise error
+        finally:
+            del error
+
+
+def _run(failed: list[BaseException], work: Callable[[*Ts], T], arguments: tuple[*Ts]) -> T | None:
+    """Do a job. An error is handed over, for Trio's frames would refer to one that is raised or returned.
+
+    That is a circle of the error, its traceback, and all that frames of the job refer to, such as a client's message.
+    """
+    try:
+        return work(*arguments)
+    except BaseException as error:
+        failed.append(error)
+        return None

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final
 
-from toutates.system.archives.reading import BROKEN, TarStream, zip_directory_bytes
+from toutates.system.archives.reading import BROKEN, TarStream, open_zip
 from toutates.system.archives.unpacked_folder import BadEntry, UnpackedFolder, parts_of
 from toutates.system.errors import ModelLoadError
 from toutates.system.text import one_line
@@ -28,6 +28,7 @@ __all__ = ["unpack_environment"]
 #: Of an unpacked archive, against those that are small and unpack to everything.
 MAX_UNPACKED_BYTES: Final = 64 * 1024**3
 MAX_ENTRIES: Final = 1_000_000
+_MORE: Final = "it has more files than any environment"
 #: Bytes of a zip's table of contents.
 _MAX_DIRECTORY: Final = 128 * 2**20
 _CHUNK: Final = 262_144
@@ -76,7 +77,7 @@ class _Unpacking:
     def check_entries(self, count: int) -> None:
         """See that there may be so many entries."""
         if count > MAX_ENTRIES:
-            raise tarfile.TarError("it has more files than any environment")
+            raise tarfile.TarError(_MORE)
 
     def check_size(self, size: int) -> None:
         """See that so many bytes may come out of the archive."""
@@ -150,10 +151,8 @@ def _take_tar(source: Any, target: UnpackedFolder) -> None:
 
 
 def _take_zip(file: IO[bytes], target: UnpackedFolder) -> None:
-    if zip_directory_bytes(file) > _MAX_DIRECTORY:
-        raise zipfile.BadZipFile("its table of contents is larger than that of any environment")
     unpacking = _Unpacking(target)
-    with zipfile.ZipFile(file) as opened:
+    with open_zip(file, _MAX_DIRECTORY, MAX_ENTRIES, _MORE) as opened:
         unpacking.check_entries(len(opened.infolist()))
         for member in opened.infolist():
             unpacking.put(member.orig_filename, partial(unpacking.put_info, opened, member))

@@ -10,9 +10,9 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable
-from typing import IO, Any, Final
+from typing import IO, Any, Final, cast
 
-__all__ = ["BROKEN", "TarStream", "zip_directory_bytes"]
+__all__ = ["BROKEN", "TarStream", "open_zip"]
 
 #: What the libraries raise for archives that are broken.
 BROKEN: Final = (
@@ -22,11 +22,10 @@ BROKEN: Final = (
 _CHUNK: Final = 65_536
 #: What a tar says of one file; an honest one has a few kilobytes. tarfile keeps all of it in memory.
 _MAX_TAR_HEAD: Final = 2**20
-_END: Final = b"PK\x05\x06"
-_END_64: Final = b"PK\x06\x06"
-_END_SIZE: Final = 22
-_MAX_COMMENT: Final = 65_535
-_END_64_SIZES: Final = 76  # the record and its locator, which lie before the end
+#: What an entry of a zip's table of contents begins with.
+_ENTRY: Final = b"PK\x01\x02"
+#: What zipfile reads to find the table of contents: a comment, and the records behind it.
+_MAX_ENDS: Final = 3 * 65_536
 
 
 class TarStream:
@@ -74,23 +73,44 @@ class TarStream:
         return self._at
 
 
-def zip_directory_bytes(file: IO[bytes]) -> int:
-    """Bytes of a zip's table of contents, which ``zipfile`` reads as a whole.
+class _ZipSource:
+    """A file for ``zipfile``, which is the one to find the table of contents: it gets no more of it than it may."""
+
+    def __init__(self, file: IO[bytes], most_bytes: int, most_entries: int, problem: str) -> None:
+        self._file = file
+        self._problem = problem
+        #: bytes and marks of entries that may be read until the archive is open; None then
+        self._left: tuple[int, int] | None = (most_bytes + _MAX_ENDS, most_entries)
+        self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
+
+    def read(self, size: int = -1) -> bytes:
+        if self._left is None:
+            return self._file.read(size)
+        left, entries = self._left
+        data = self._file.read(left + 1 if size < 0 else min(size, left + 1))
+        self._left = left, entries = left - len(data), entries - data.count(_ENTRY)
+        if left < 0 or entries < 0:
+            del data  # which whoever keeps the error would keep
+            raise zipfile.BadZipFile(self._problem)
+        return data
+
+    def note_open(self) -> None:
+        self._left = None
+
+
+def open_zip(file: IO[bytes], most_bytes: int, most_entries: int, problem: str) -> zipfile.ZipFile:
+    """Open a zip to read it.
+
+    Args:
+        file: the archive.
+        most_bytes: of its table of contents, which is read as a whole.
+        most_entries: that it may have. Each becomes an object of some hundred bytes.
+        problem: what is said of one that has more of either.
 
     Raises:
-        BadZipFile: it has none.
+        BadZipFile: it is none, or its table of contents is larger.
     """
-    size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - _MAX_COMMENT - _END_SIZE - _END_64_SIZES))
-    tail = file.read()
-    file.seek(0)
-    at = tail.rfind(_END)
-    if at < 0 or len(tail) - at < _END_SIZE:
-        raise zipfile.BadZipFile("a zip's end is missing")
-    length: int
-    [length] = struct.unpack_from("<L", tail, at + 12)
-    record = tail.rfind(_END_64, 0, at)
-    if record >= 0 and len(tail) - record >= 48:
-        [length_64] = struct.unpack_from("<Q", tail, record + 40)
-        length = max(length_64, length if length != 0xFFFFFFFF else 0)
-    return length
+    source = _ZipSource(file, most_bytes, most_entries, problem)
+    opened = zipfile.ZipFile(cast("IO[bytes]", source))
+    source.note_open()
+    return opened
