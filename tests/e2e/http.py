@@ -32,13 +32,13 @@ class Answer:
 
 def get(path: str, *fields: str) -> bytes:
     """A request without a body."""
-    return "\r\n".join((f"GET {path} HTTP/1.1", "Host: here", *fields, "", "")).encode()
+    return "\r\n".join((f"GET {path} HTTP/1.1", "Host: localhost", *fields, "", "")).encode()
 
 
 def post(path: str, body: bytes | str, *fields: str) -> bytes:
     """A request with a body."""
     octets = body.encode() if isinstance(body, str) else body
-    lines = (f"POST {path} HTTP/1.1", "Host: here", f"Content-Length: {len(octets)}", *fields, "", "")
+    lines = (f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(octets)}", *fields, "", "")
     return "\r\n".join(lines).encode() + octets
 
 

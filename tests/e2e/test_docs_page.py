@@ -18,11 +18,6 @@ HTTP = ("--http-addr", "127.0.0.1:0")
 ODD = "<img src=x onerror=window.ran=1>"
 
 
-def local(path: str, *fields: str) -> bytes:
-    """A request of a browser on this machine."""
-    return get(path, *fields).replace(b"Host: here", b"Host: localhost")
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     models = tmp_path_factory.mktemp("models")
@@ -93,12 +88,12 @@ def test_its_files_are_asked_for_once(server: ServerProcess) -> None:
             ("/docs/swagger-ui.css", "text/css"),
             ("/docs/swagger-ui-bundle.js", "text/javascript"),
         ):
-            answer = peer.ask(local(path))
+            answer = peer.ask(get(path))
             assert (answer.status, answer.fields["content-type"]) == (200, f"{media_type}; charset=utf-8")
             assert answer.fields["x-content-type-options"] == "nosniff"
-            assert peer.ask(local(path, f"If-None-Match: {answer.fields['etag']}")).status == 304
+            assert peer.ask(get(path, f"If-None-Match: {answer.fields['etag']}")).status == 304
         for path in ("/docs/", "/docs/index.html", "/docs/../openapi.json", "/docs/%2e%2e/openapi.json"):
-            assert peer.ask(local(path)).status == 404
+            assert peer.ask(get(path)).status == 404
 
 
 def test_without_swagger_ui_it_says_what_to_install(tmp_path: Path) -> None:
@@ -107,8 +102,8 @@ def test_without_swagger_ui_it_says_what_to_install(tmp_path: Path) -> None:
     # As if the package were not there: nothing can be imported of this name.
     script = "import sys; sys.modules['flask_swagger_ui'] = None; from toutates.__main__ import main; sys.exit(main())"
     with running(models, tmp_path, HTTP, start=["-c", script]) as server, peer_of(server.rest_port) as peer:
-        answer = peer.ask(local("/docs"))
+        answer = peer.ask(get("/docs"))
         assert answer.status == 404
         assert "pip install 'toutates[docs]'" in answer.document["error"]
-        assert peer.ask(local("/docs/swagger-ui.css")).status == 404
+        assert peer.ask(get("/docs/swagger-ui.css")).status == 404
         assert peer.ask(get("/openapi.json")).status == 200

@@ -103,7 +103,7 @@ def test_what_is_answered_is_of_the_schema(server: ServerProcess, document: Any)
                 continue
             if "text" in operation["tags"] or "region" in path:
                 continue
-            asked = get(path.format(model="versions", version=VERSIONS[0])).replace(b"Host: here", b"Host: localhost")
+            asked = get(path.format(model="versions", version=VERSIONS[0]))
             answer = peer.ask(asked)
             assert answer.status == 200, (path, answer.body)
             content = operation["responses"]["200"]["content"]
@@ -171,7 +171,7 @@ def test_who_has_the_document_is_told_so(server: ServerProcess) -> None:
             assert (answer.status, answer.body, answer.fields["etag"]) == (304, b"", etag)
         assert peer.ask(get("/openapi.json", 'If-None-Match: "x"')).body == first.body
         assert peer.ask(post("/openapi.json", "")).status == 405
-        peer.sock.sendall(b"HEAD /openapi.json HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n")
+        peer.sock.sendall(b"HEAD /openapi.json HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         head = b"".join(iter(lambda: peer.sock.recv(65_536), b""))
         assert head.endswith(b"\r\n\r\n")
         assert b"content-length: %d\r\n" % len(first.body) in head

@@ -64,7 +64,7 @@ def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 def asked(port: int, path: str, host: str, *fields: str, body: str = "{}") -> Answer:
     with peer_of(port) as peer:
-        return peer.ask(post(path, body, *fields).replace(b"Host: here", f"Host: {host}".encode()))
+        return peer.ask(post(path, body, *fields).replace(b"Host: localhost", f"Host: {host}".encode()))
 
 
 #: What browsers send for pages that may not, by the page.
@@ -101,7 +101,9 @@ def test_no_foreign_page_changes_the_server(server: ServerProcess, page: str) ->
         ]
     assert {(one.http_version, one.status_code) for one in answers} == {("HTTP/2", 403)}
     for method, path in (("POST", "/models?url=x.mar"), ("PUT", "/models/first"), ("DELETE", "/models/first")):
-        octets = post(path, "", *fields).replace(b"POST", method.encode(), 1).replace(b": here", f": {host}".encode())
+        octets = (
+            post(path, "", *fields).replace(b"POST", method.encode(), 1).replace(b": localhost", f": {host}".encode())
+        )
         with peer_of(server.management_port) as peer:
             assert peer.ask(octets).status == 403
     with client_of(server) as client:
@@ -165,7 +167,7 @@ def test_callers_on_this_machine_see_pages_under_names_that_nobody_can_point_her
             (f"proxy.example:{port}", True),
         ):
             with peer_of(port) as peer:
-                answer = peer.ask(get(path).replace(b"Host: here", f"Host: {host}".encode()))
+                answer = peer.ask(get(path).replace(b"Host: localhost", f"Host: {host}".encode()))
             assert (answer.status == 403) is not is_answered, (path, host)
             assert is_answered or b"--allowed-hosts" in answer.body
     for path in ("/metrics", "/health/ready"):

@@ -23,6 +23,7 @@ from toutates.backends.onnx import loader as loader_module
 from toutates.backends.onnx import preparing as preparing_module
 from toutates.backends.onnx.loader import OnnxKind
 from toutates.backends.onnx.opening import SessionOptions, load_session
+from toutates.backends.onnx.row_probe import FOUND
 from toutates.backends.onnx.session import ModelSession
 from toutates.engine.batched import BatchedServable
 from toutates.engine.lane import PackedLane
@@ -818,6 +819,7 @@ def test_warm_up_runs_one_row_and_a_whole_batch_in_every_session(
 
     monkeypatch.setattr(ModelSession, "run_arrays", run)
     monkeypatch.setattr(warming_module, "_SMALL_RUN_NS", small_ns)
+    FOUND.clear()  # an equal file may have been probed before
     put(tmp_path, "m", config=CONFIG.format(2) + session)
     load(tmp_path)
     # Then random rows are run together and one by one.
@@ -844,6 +846,7 @@ def test_warm_up_is_bounded_and_says_so(
 
     monkeypatch.setattr(ModelSession, "run_arrays", run)
     monkeypatch.setattr(warming_module, "MAX_REPEATING_NS", repeating_ns)
+    FOUND.clear()  # an equal file may have been probed before
     sample = "  - {name: a, count: 1000000, inputs: {x: {datatype: FP32, shape: [4], data: zero}}}\n"
     put(tmp_path, "m", config=CONFIG.format(2) + "session:\n  intra_threads: 2\nwarmup:\n" + samples * sample)
     load(tmp_path)

@@ -37,5 +37,10 @@ class Remembered(Generic[K, V]):
                 del self._values[next(iter(self._values))]
             self._values[key] = value
 
+    def clear(self) -> None:
+        """Forget all of them."""
+        with self._lock:
+            self._values.clear()
+
     def __len__(self) -> int:
         return len(self._values)

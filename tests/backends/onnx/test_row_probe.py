@@ -10,12 +10,11 @@ import pytest
 from onnx import TensorProto
 
 from tests.e2e.dependent_models import running_sum
-from toutates.backends.onnx import row_probe as row_probe_module
 from toutates.backends.onnx.graph_file import GraphFile
 from toutates.backends.onnx.opening import SessionOptions, load_session
 from toutates.backends.onnx.preparing import check_graph, prepare
 from toutates.backends.onnx.provider_names import CPU, TENSORRT
-from toutates.backends.onnx.row_probe import probe_rows
+from toutates.backends.onnx.row_probe import FOUND, probe_rows
 from toutates.backends.onnx.session import ModelSession
 from toutates.backends.probing import Verdict
 from toutates.models.config.configuration import load_configuration
@@ -77,7 +76,7 @@ def test_a_provider_that_prepares_each_shape_runs_those_of_the_warm_up(
 
 
 def test_equal_files_are_probed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_probe_module, "_KNOWN", type(row_probe_module._KNOWN)(8))
+    FOUND.clear()
     first, ran = probed(tmp_path / "a", running_sum(), monkeypatch)
     again, ran_again = probed(tmp_path / "b", running_sum(), monkeypatch)
     assert first == again

@@ -17,7 +17,7 @@ from toutates.models.config.configuration import VersionConfiguration
 from toutates.protocol.signature import Signature
 from toutates.system.remembered import Remembered
 
-__all__ = ["probe_rows"]
+__all__ = ["FOUND", "probe_rows"]
 
 #: Of a run that takes less, a probe takes no longer than to read the file.
 _QUICK_NS: Final = 50_000
@@ -32,7 +32,7 @@ _ROW_RUNS: Final = 8
 Run = tuple[list[tuple[int, ...]], int]
 
 #: What was found, and the runs, by the content of a file and by what else a probe depends on.
-_KNOWN: Final[Remembered[tuple[object, ...], tuple[Verdict, list[Run]]]] = Remembered(1_024)
+FOUND: Final[Remembered[tuple[object, ...], tuple[Verdict, list[Run]]]] = Remembered(1_024)
 
 
 def probe_rows(
@@ -89,11 +89,11 @@ def probe_rows(
     )
     digest = _digest(file, row_ns) if ragged is None else b""
     key = (digest, graph, settings.joined_by, tuple((lengths or {}).items()), tuple(providers), joint_rows)
-    known = _KNOWN.get(key) if digest else None
+    known = FOUND.get(key) if digest else None
     if known is None:
         known = run(), runs
         if digest and not known[0].skipped:  # which may be different when the machine is less busy
-            _KNOWN.put(key, known)
+            FOUND.put(key, known)
     if seen is not None:
         for shapes, rows in known[1]:
             seen.note_shapes(shapes, rows)
