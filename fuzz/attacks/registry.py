@@ -121,6 +121,7 @@ _ALL: Final[tuple[type[Attack], ...]] = (
     shared_regions.RegionStorm,
     shared_regions.ShrinkingRegions,
     shared_regions.RegionBulk,
+    shared_regions.RegionHoles,
     wrong_tokens.WrongTokens,
     floods_of_connections.HoldConnections,
     floods_of_connections.ConnectionChurn,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import socket
 import stat
+import threading
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -17,7 +19,7 @@ from fuzz.attacks.attack import Attack
 from fuzz.attacks.peer import Peer
 from fuzz.attacks.wire import END_STREAM, Kind, field, framed, greeting, request_block, unary, varint
 
-__all__ = ["RegionBulk", "RegionNames", "RegionStorm", "RegionsToTheLimit", "ShrinkingRegions"]
+__all__ = ["RegionBulk", "RegionHoles", "RegionNames", "RegionStorm", "RegionsToTheLimit", "ShrinkingRegions"]
 
 _FOLDER: Final = Path("/dev/shm")
 _SERVICE: Final = "/inference.GRPCInferenceService/"
@@ -26,6 +28,8 @@ _REGISTER: Final = request_block(_SERVICE + "SystemSharedMemoryRegister")
 _UNREGISTER: Final = request_block(_SERVICE + "SystemSharedMemoryUnregister")
 _STATUS: Final = request_block(_SERVICE + "SystemSharedMemoryStatus")
 _PATIENCE_S: Final = 10.0
+#: Of fallocate(2): FALLOC_FL_KEEP_SIZE and FALLOC_FL_PUNCH_HOLE.
+_PUNCH: Final = 1 | 2
 
 
 def _register(stream_id: int, name: str | bytes, key: str | bytes, offset: int, size: int) -> bytes:
@@ -266,3 +270,46 @@ class RegionBulk(_Regions):
             # Beyond the region, beyond all numbers, and right ones.
             calls = [_infer(next(ids), "la", "lb", size, offset) for offset in (2**64 - size, 2**63, self.object_bytes)]
             await self.call(peer, calls + [_infer(next(ids), "la", "lb", size) for _ in range(100)])
+
+
+class RegionHoles(_Regions):
+    """Objects whose owner has the system fill them, and take everything away again, for as long as he likes.
+
+    The system writes nothing to an object meanwhile, and to let go of the last use of one takes as long.
+    """
+
+    name = "region-holes"
+    summary = (
+        "outputs of 32 bytes in objects of 1 GiB that are filled and punched without end, 16 at a time, and regions of "
+        "them registered and unregistered"
+    )
+    limit = "a thread beside the worker alone opens, reads, writes and closes objects"
+    stops = ()
+    object_bytes = 1_073_741_824
+
+    async def strike(self, peer: Peer) -> None:
+        """See ``Attack``."""
+        await peer.send(greeting())
+        over = threading.Event()
+        threads = [threading.Thread(target=self._fill_and_punch, args=(name, over)) for name in "ab"]
+        for thread in threads:
+            thread.start()
+        try:
+            calls = [self.register(at * 2 + 1, "h" + name, self.key(name), 0, 65_536) for at, name in enumerate("ab")]
+            await self.call(peer, calls)
+            ids = count(5, 2)
+            while True:
+                calls = [_infer(next(ids), "ha", "hb", 32) for _ in range(16)]
+                calls += [self.register(next(ids), "hc", self.key("a"), 0, 65_536), _unregister(next(ids), "hc")]
+                await self.call(peer, calls)
+        finally:
+            over.set()
+
+    def _fill_and_punch(self, name: str, over: threading.Event) -> None:
+        fallocate = ctypes.CDLL(None).fallocate64
+        fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+        descriptor = os.open(self.path(name), os.O_RDWR)
+        while not over.is_set():
+            for mode in (0, _PUNCH):
+                fallocate(descriptor, mode, 0, self.object_bytes)
+        os.close(descriptor)

@@ -289,7 +289,7 @@ class Answers:
         raws: list[bytes | memoryview] = []
         try:
             if plan.shared is not None:
-                contents = plan.shared.place(indices, contents)
+                contents = plan.shared.sent(indices, contents)
                 regular = outputs.is_regular and not plan.parameters_with(parameters)
                 known = plan.response_of_places(outputs.row_shapes) if regular else None
                 if known is not None:

@@ -110,7 +110,12 @@ class _Charging(InferService):
     ) -> None:
         if said is not None:  # else it comes to ``_pack``
             self._charge(plan)
-        super()._pack_said(call, plan, writer, id_field, buffer, spans, said)
+        try:
+            super()._pack_said(call, plan, writer, id_field, buffer, spans, said)
+        except OwnRequestsFirst:
+            if said is not None:
+                self._give_back(plan)
+            raise
 
     def _add_arrays(
         self, call: Any, plan: Plan, id_field: bytes, contents: Sequence[Buffer], identifier: str, said: Said | None

@@ -112,7 +112,7 @@ def tensors_of(plan: Plan, outputs: Outputs, rows: int) -> tuple[list[WireTensor
     for index in plan.outputs_in(outputs):
         pieces = [outputs.rows(index, 0, rows, batched=batched)]
         if plan.shared is not None:
-            [pieces] = plan.shared.place([index], [pieces])
+            [pieces] = plan.shared.sent([index], [pieces])
         tensor, raw = wire_output(plan, index, plan.tensor_of(outputs, index, rows), pieces)
         tensors.append(tensor)
         raws.append(raw)

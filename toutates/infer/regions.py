@@ -1,8 +1,10 @@
 """The regions of shared memory that clients have registered: which there are, and who uses them now.
 
-One table serves all workers. A request has names of regions, which are looked up each time. From then until the request
-is over its regions are *in use*: a region in use that is unregistered stays, and its name stays taken, until its last
-request has ended. So a name means the same region for all of a request. Texts of errors are Triton's.
+One table serves all workers, which look at it and leave all else to other threads: to open, read, write or close what
+belongs to a client may take as long as he likes. A request has names of regions, which are looked up each time. From
+then until the request is over its regions are *in use*: a region in use that is unregistered stays, and its name stays
+taken, until its last request has ended. So a name means the same region for all of a request. Texts of errors are
+Triton's.
 """
 
 from __future__ import annotations
@@ -12,12 +14,14 @@ import mmap
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, Protocol
 
 from toutates.engine.result import BatchResult
+from toutates.net.side_thread import SideThread
 from toutates.system.cuda import HANDLE_BYTES, Cuda, CudaError, DeviceMemory
 from toutates.system.errors import (
     AlreadyExists,
@@ -69,8 +73,6 @@ class Kind(Enum):
 class Memory(Protocol):
     """What a region is a part of: an object of ``system.shared_memory``, or memory of a GPU of ``system.cuda``."""
 
-    @property
-    def is_filled(self) -> bool: ...
     def read_into(self, view: bytearray | memoryview, offset: int) -> int: ...
     def write(self, pieces: Sequence[Buffer], offset: int, is_wanted: Callable[[], bool]) -> int: ...
     def close(self) -> None: ...
@@ -102,7 +104,7 @@ class Region:
         device: number of the GPU; 0 for system memory.
         offset: where it begins in its memory, bytes.
         byte_size: its size.
-        memory: read and written by workers and their side threads.
+        memory: read and written by the threads beside workers.
         uses: by requests under way, one per place.
         leaving: whether it goes with the last of them.
     """
@@ -125,6 +127,8 @@ class Region:
 
 class Regions:
     """The table. Any thread may use it; its lock is held for constant time.
+
+    Workers do not register, unregister, read and write.
 
     Args:
         allowed: whether clients may register regions.
@@ -161,6 +165,9 @@ class Regions:
         self._lock = threading.Lock()
         self._regions: dict[str, Region] = {}
         self._bytes = 0
+        #: what the last request has used, and the thread that closes it
+        self._unclosed: deque[Memory] = deque()
+        self._closer = SideThread("regions", lambda then: None)
 
     @property
     def extensions(self) -> tuple[str, ...]:
@@ -194,7 +201,7 @@ class Regions:
             self.refuse_unless_allowed()
 
     def register_system(self, name: str, key: str, offset: int, byte_size: int) -> None:
-        """Register a part of an object of POSIX shared memory.
+        """Register a part of an object of POSIX shared memory. Blocks, as long as the object's owner likes.
 
         Args:
             name: of the region.
@@ -301,7 +308,7 @@ class Regions:
         told = self.shown(name)
         if name in self._regions:
             raise AlreadyExists(f"shared memory region '{told}' already in manager")
-        if len(self._regions) >= self._most:
+        if len(self._regions) + len(self._unclosed) >= self._most:
             raise Overloaded(
                 f"cannot register shared memory region '{told}': {self._most} are registered, and that is the most; "
                 "unregister those that are not used"
@@ -310,7 +317,8 @@ class Regions:
     def unregister(self, kind: Kind, name: str) -> None:
         """Unregister a region, or all of a kind if ``name`` is "" or its owner's "".
 
-        Those in use leave when their requests are over.
+        Those in use leave when their requests are over. Blocks: whoever closes the last use of an object whose name is
+        gone frees all of its memory.
         """
         with self._lock:
             gone = [region for region in self._named(name) if region.kind is kind]
@@ -323,6 +331,8 @@ class Regions:
 
     def close(self) -> None:
         """Unregister all regions, at the end of the server."""
+        self._closer.stop()
+        self._close_used()
         for kind in Kind:
             self.unregister(kind, "")
         self._copies.close()
@@ -339,6 +349,11 @@ class Regions:
         for region in regions:
             del self._regions[region.name]
             self._bytes -= region.host_bytes
+
+    def _close_used(self) -> None:
+        """Close what the last request has used; each counts as a region until then."""
+        while self._unclosed:
+            self._unclosed.popleft().close()
 
     def status(self, kind: Kind, name: str) -> list[Region]:
         """The regions of a kind, or of its owner, or the one of a name that is not "".
@@ -421,8 +436,11 @@ class Regions:
             if gone is None:
                 return
             self._remove(gone)
-        for region in gone:
-            region.memory.close()
+        self._unclosed += [region.memory for region in gone]
+        try:
+            self._closer.put(None, self._close_used)
+        except RuntimeError:  # the system has no thread
+            self._close_used()
 
     def releasing(self, finish: Callable[[BatchResult], None]) -> Callable[[BatchResult], None]:
         """A function that calls ``finish``, and then releases what the requests of a batch have acquired.
@@ -465,13 +483,6 @@ class Regions:
                 f"input '{tensor}' has {len(view)} bytes in {self._described(region)}, of which {got} are left: the "
                 "object has become smaller since it was registered"
             )
-
-    def is_filled(self, place: Place) -> bool:
-        """Whether the memory of a place whose region is in use is there, so that a write to it takes no new pages."""
-        try:
-            return self._regions[place.region].memory.is_filled
-        except OSError:
-            return False
 
     def write(
         self,

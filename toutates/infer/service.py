@@ -364,6 +364,7 @@ class InferService:
         if said is None:
             self._pack(call, plan, writer, id_field, buffer, spans)
             return
+        self._keep_in_order(call, said)
         if call.context is not None:
             call.context.found(plan, id_field)
         context = SequenceContext.of((call, plan, id_field, self.worker.now_ns), said)
@@ -509,6 +510,8 @@ class InferService:
         said: Said | None,
     ) -> None:
         """The same for all inputs of a plan that takes arrays."""
+        if said is not None:
+            self._keep_in_order(call, said)
         if call.context is not None:
             call.context.found(plan, id_field)
         try:
@@ -523,6 +526,15 @@ class InferService:
             plan.port.add_gathered(plan.way, plan.rows, context, arrays, sum(map(len, contents)))
         except RequestError as error:
             raise self._refused_by_port(error, plan.version, id_field, None if said else call) from None
+
+    def _keep_in_order(self, call: Call, said: Said) -> None:
+        """See that a request of a sequence does not overtake another one whose inputs are being read.
+
+        Raises:
+            OwnRequestsFirst: it would.
+        """
+        if said[0] in self._shared_path.sequences and self._has_its_share(call, 1):
+            raise OwnRequestsFirst("the sequence's requests before this one are being read")
 
     # --- shared memory -----------------------------------------------------------------------------------------------
 

@@ -1,10 +1,9 @@
-"""Large outputs of requests go to shared memory in the thread beside the worker, and their answers when they are there.
+"""Outputs of requests go to shared memory in the thread beside the worker, and their answers when they are there.
 
-A MiB takes 0.1 ms, and some 2 ms where the object's pages were never touched, so that one request could keep the other
-clients of a worker waiting for as long as its outputs are large. What a batch has for the requests of a port is written
-at once up to ASIDE_BYTES, and up to FILLED_BYTES to objects whose pages are there: the way through the other thread
-takes longer than that. The rest becomes results of one request each, which wait until their outputs are written and
-then take the way of any other. Until then their requests are in flight, and use their regions.
+No worker touches what belongs to a client, who may hold up whoever writes to it (``shared_path``). What a batch has for
+the requests of a port that is small goes there by connections, what is large by requests: a result of their own each,
+which waits until its outputs are written and then takes the way of any other. Until then its requests are in flight,
+and use their regions.
 
 The worker slices the views of a batch's outputs meanwhile, which no two threads may do at once
 (``Outputs.with_views``). So the other thread gets arrays and bytes alone, and never has the last reference to a result.
@@ -20,19 +19,19 @@ from typing import Any, Final
 from toutates.engine.result import BatchResult, Outputs, PendingRequest, Split
 from toutates.infer.plan import Plan
 from toutates.net import Worker
-from toutates.net.side_thread import outcome_of
+from toutates.net.side_thread import told
 from toutates.system.errors import Overloaded, RequestError
 
 __all__ = ["SharedOutputs"]
 
-#: Outputs of one result and one port that are written on the worker's thread. Where they are new to the object, it is
-#: half a millisecond.
-ASIDE_BYTES: Final = 262_144
-#: The same for objects whose pages are there.
-FILLED_BYTES: Final = 1_048_576
-#: Bytes of outputs that may wait to be written before requests with large outputs are refused. Those whose requests
+#: Outputs that are written for one connection before others have their turn, bytes. Where they are new to the object,
+#: it is half a millisecond.
+AT_ONCE_BYTES: Final = 262_144
+#: Bytes of outputs that may wait to be written before requests with such outputs are refused. Those whose requests
 #: were taken are written in any case.
 MOST_ASIDE_BYTES: Final = 268_435_456
+#: What a request that waits is counted for beside its outputs, bytes.
+REQUEST_BYTES: Final = 4_096
 
 #: Takes results on the worker's thread.
 Finish = Callable[[BatchResult], None]
@@ -42,20 +41,28 @@ Contents = list[tuple[int, list[Any]]]
 
 @dataclass(slots=True, eq=False)
 class _Late:
-    """A result of one request that waits for its outputs to be written, or for an earlier one of the same call."""
+    """A result that waits for outputs to be written, or for an earlier one of the same call.
+
+    Attributes:
+        result: of ``requests``; None until these are complete, and once it is passed on.
+        requests: of one connection and version, with what is to be written for each.
+        size: bytes that they are counted for.
+        finish: takes the result.
+        is_held: whether the version is held.
+    """
 
     result: BatchResult | None
-    contents: Contents
+    requests: list[tuple[PendingRequest, Contents]]
     size: int
-    is_held: bool
     finish: Finish
+    is_held: bool = False
 
 
 class SharedOutputs:
     """The outputs of one worker and one transport. Used by that worker's thread.
 
     Args:
-        worker: writes large outputs beside itself.
+        worker: has the thread beside it.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -72,46 +79,44 @@ class SharedOutputs:
         Raises:
             Overloaded: too many bytes wait already.
         """
-        if byte_size > ASIDE_BYTES and self._bytes_waiting > MOST_ASIDE_BYTES:
+        if byte_size and self._bytes_waiting > MOST_ASIDE_BYTES:
             raise Overloaded(
                 f"{self._bytes_waiting} bytes of outputs wait to be written to shared memory, and {MOST_ASIDE_BYTES} "
                 "is the most; try again later"
             )
 
     def before(self, finish: Finish) -> Finish:
-        """A function that calls ``finish``, where outputs are large after these were written beside the worker."""
+        """A function that calls ``finish`` when the outputs of a result were written beside the worker."""
 
         def write_and_finish(result: BatchResult) -> None:
-            if not self._waiting and _are_small(result.pending):
-                finish(result)
-                return
             outputs = result.shared_outputs
             now: list[PendingRequest] = []
-            late: list[tuple[PendingRequest, Contents, int]] = []
-            written = 0
+            late: list[_Late] = []
+            groups: dict[Any, _Late] = {}
             for request in result.pending:
-                is_behind = request[0][0] in self._waiting
-                room = -1 if is_behind else _room_for(request, written)
-                contents, size = self._beyond(room, request, outputs)
-                if is_behind or size > room:
-                    late.append((request, contents, size))
-                else:
-                    written += size
+                call = request[0][0]
+                contents, size = self._contents(request, outputs)
+                if not contents and call not in self._waiting:
                     now.append(request)
-            if not late:
-                finish(result)
-                return
+                    continue
+                group = groups.get(call.responder)
+                if group is None or group.size + size > AT_ONCE_BYTES:
+                    group = groups[call.responder] = _Late(None, [], 0, finish)
+                    late.append(group)
+                group.requests.append((request, contents))
+                group.size += size + REQUEST_BYTES
             # The last of them says that the result is taken.
-            for at, (request, contents, size) in enumerate(late, 1):
-                one = _of(result, [request], is_last=at == len(late) and not now)
-                self._put(_Late(one, contents, size, request[0][1].version.calls.hold(), finish))
+            for at, group in enumerate(late, 1):
+                pending = [request for request, _ in group.requests]
+                group.result = _of(result, pending, is_last=at == len(late) and not now)
+                self._put(group)
             if now:
                 finish(_of(result, now, is_last=True))
 
         return write_and_finish
 
-    def _beyond(self, room: int, request: PendingRequest, outputs: Outputs | None) -> tuple[Contents, int]:
-        """What is to be written for a request, where that may be more than ``room``, and its size, or the most of it.
+    def _contents(self, request: PendingRequest, outputs: Outputs | None) -> tuple[Contents, int]:
+        """What is to be written for a request, and its size.
 
         Nothing while other parts of the request are to come, or where it has failed.
         """
@@ -130,80 +135,75 @@ class SharedOutputs:
             parts = self._parts.pop(split)
         if not call.open or None in parts:
             return [], 0
-        if plan.shared.room <= room:
-            return [], plan.shared.room
-        contents = [
-            (index, [_piece(one, index, plan) for one in parts if one is not None])
-            for index in plan.shared.outputs
-            if index not in outputs.missing
-        ]
-        return contents, sum([len(piece) for _, pieces in contents for piece in pieces])
+        contents = []
+        size = 0
+        for index in plan.shared.outputs:
+            if index not in outputs.missing:
+                pieces = [_piece(one, index, plan) for one in parts if one is not None]
+                contents.append((index, pieces))
+                size += sum(map(len, pieces))
+        return contents, size
 
     def _put(self, late: _Late) -> None:
-        assert late.result is not None
-        call, plan, *_ = late.result.pending[0][0]
+        plan = late.requests[0][0][0][1]
+        late.is_held = plan.version.calls.hold()
         self._bytes_waiting += late.size
-        self._waiting[call] = self._waiting.get(call, 0) + 1
-
-        def is_wanted() -> bool:
-            return bool(call.open)
-
-        def job() -> Callable[[], None]:
-            write = partial(plan.shared.write, late.contents, is_wanted)
-            outcome = outcome_of(write, f"writing outputs of model '{plan.version.model}'") if late.contents else None
-            return partial(self._go_on, late, call, plan, outcome)
-
+        for (context, *_), _ in late.requests:
+            self._waiting[context[0]] = self._waiting.get(context[0], 0) + 1
         try:
-            self._worker.side.put(call.responder, job)
+            self._worker.objects.put(late.requests[0][0][0][0].responder, partial(self._write, late))
         except RuntimeError:  # the system has no thread
-            job()()
+            failure = Overloaded("the server has no thread for this request")
+            self._go_on(late, [failure if contents else None for _, contents in late.requests])
 
-    def _go_on(self, late: _Late, call: Any, plan: Plan, error: RequestError | None) -> None:
-        """Pass on a result whose outputs are written. An error is the outcome, as if the batch had failed."""
-        result, late.result, late.contents = late.result, None, []
+    def _write(self, late: _Late) -> Callable[[], None]:
+        """Write the outputs of a result. Runs in the other thread."""
+        errors: list[RequestError | None] = []
+        for ((call, plan, *_), *_), contents in late.requests:
+            error = None
+            try:
+                if contents:
+                    plan.shared.write(contents, partial(getattr, call, "open"))
+            except Exception as failure:
+                error = told(failure, f"writing outputs of model '{plan.version.model}'")
+            errors.append(error)
+        return partial(self._go_on, late, errors)
+
+    def _go_on(self, late: _Late, errors: list[RequestError | None]) -> None:
+        """Pass on a result whose outputs are written. An error is a request's outcome, as if its batch had failed."""
+        result, late.result = late.result, None
         assert result is not None
-        assert plan.shared is not None
+        plan = late.requests[0][0][0][1]
         self._bytes_waiting -= late.size
-        self._waiting[call] -= 1
-        if not self._waiting[call]:
-            del self._waiting[call]
-        if error is not None:
-            failed = BatchResult(result.pending, None, error, result.timing)
-            failed.more, failed.taken = result.more, result.taken
-            result = failed
-        plan.shared.is_written = True
+        good: list[PendingRequest] = []
+        bad: list[tuple[PendingRequest, RequestError]] = []
+        for (request, _), error in zip(late.requests, errors, strict=True):
+            call = request[0][0]
+            self._waiting[call] -= 1
+            if not self._waiting[call]:
+                del self._waiting[call]
+            if error is None:
+                good.append(request)
+            else:
+                bad.append((request, error))
+        late.requests = []
         try:
-            late.finish(result)
+            for at, (request, error) in enumerate(bad, 1):
+                late.finish(_of(result, [request], is_last=at == len(bad) and not good, error=error))
+            if good:
+                late.finish(_of(result, good, is_last=True))
         finally:
-            plan.shared.is_written = False
             if late.is_held:
                 plan.version.calls.let_go()
 
 
-def _are_small(pending: list[PendingRequest]) -> bool:
-    """Whether all that these requests may have written can be written at once."""
-    room = 0
-    for context, _, _, part in pending:
-        shared = context[1].shared
-        room += shared.room
-        if part is not None or (room > ASIDE_BYTES and (room > FILLED_BYTES or not shared.is_filled)):
-            return False
-    return True
-
-
-def _room_for(request: PendingRequest, written: int) -> int:
-    """The bytes of outputs that a request may have written at once, after so many of others of its batch."""
-    shared = request[0][1].shared
-    if shared.room > ASIDE_BYTES - written and shared.is_filled:
-        return FILLED_BYTES - written
-    return ASIDE_BYTES - written
-
-
-def _of(result: BatchResult, pending: list[PendingRequest], *, is_last: bool) -> BatchResult:
-    """A result for some of its requests."""
-    if len(pending) == len(result.pending):
+def _of(
+    result: BatchResult, pending: list[PendingRequest], *, is_last: bool, error: RequestError | None = None
+) -> BatchResult:
+    """A result for some of its requests, or the error that they get instead."""
+    if error is None and len(pending) == len(result.pending):
         return result
-    some = BatchResult(pending, result.shared_outputs, result.error, result.timing)
+    some = BatchResult(pending, None if error else result.shared_outputs, error or result.error, result.timing)
     some.more = result.more
     some.taken = result.taken if is_last else None
     return some

@@ -1,8 +1,9 @@
 """The way of a request with tensors in shared memory, from its plan to rows in a batch.
 
-Inputs of up to ASIDE_BYTES are read at once. Larger ones are read in the thread beside the worker, whose other clients
-go on meanwhile: a request of some hundred bytes may name gigabytes. Those that a GPU has, of a model that runs on it,
-are not read at all.
+Whoever owns an object of shared memory may hold it up for as long as he likes: to write to it waits for a lock of the
+system's, which he has while he fills it or gives its pages back. So no worker touches one. The inputs of all requests
+of a round are read in a thread beside the worker, which is woken once for them, and those of one connection that are
+small are read, and come back, together. Inputs that a GPU has, of a model that runs on it, are not read at all.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from toutates.engine.on_device import DeviceLane, DeviceRows
 from toutates.engine.result import BatchResult, Timing
@@ -22,19 +24,20 @@ from toutates.infer.shared_outputs import SharedOutputs
 from toutates.infer.shared_tensors import SharedInputs, SharedTensors
 from toutates.models.table import ServedVersion
 from toutates.net import Worker
-from toutates.net.side_thread import outcome_of
+from toutates.net.side_thread import told
 from toutates.protocol.sequence_parameters import Said
-from toutates.system.errors import ExecutionFailed, Overloaded, RequestError, anew
+from toutates.system.errors import CallerLeft, ExecutionFailed, ModelNotReady, Overloaded, RequestError, anew
 
 __all__ = ["SharedPath"]
 
 logger = logging.getLogger(__name__)
 
-#: Inputs of more bytes are read beside the worker. A MiB takes 0.1 ms, and a worker handles 16 requests of a connection
-#: before it looks at the clock.
-ASIDE_BYTES: Final = 1_048_576
+#: Inputs of one connection that are read before others have their turn, bytes. A MiB takes 0.1 ms.
+AT_ONCE_BYTES: Final = 1_048_576
 #: Bytes of inputs that may wait to be read beside a worker, of several requests.
 MOST_ASIDE_BYTES: Final = 268_435_456
+#: What a request that waits is counted for beside its inputs, bytes.
+REQUEST_BYTES: Final = 4_096
 
 #: Puts inputs that are read into a batch.
 Add = Callable[[Call, Plan, bytes, SharedInputs, str, Said | None], None]
@@ -42,15 +45,33 @@ Add = Callable[[Call, Plan, bytes, SharedInputs, str, Said | None], None]
 AddOnDevice = Callable[[Call, Plan, bytes, DeviceLane, DeviceRows], None]
 
 
+@dataclass(slots=True, eq=False)
+class _Reading:
+    """A request whose inputs are read beside the worker; ``error`` is why that failed, or None."""
+
+    call: Call
+    plan: Plan
+    shared: SharedTensors
+    id_field: bytes
+    inputs: SharedInputs
+    identifier: str
+    said: Said | None
+    error: RequestError | None = None
+
+
 class SharedPath:
     """The requests of one worker and one transport. Used by that worker's thread.
 
     Args:
-        worker: reads large inputs beside itself.
+        worker: has the thread beside it, and the end of its rounds.
         add: puts a request's rows into a batch; raises RequestError where they are refused.
         add_on_device: the same where a GPU has the inputs.
         count_refusal: counts a request that is refused before.
         outputs: what waits to be written.
+
+    Attributes:
+        sequences: those of requests that wait to be read, and how many of each: what comes behind one that waits has to
+            wait as well.
     """
 
     def __init__(
@@ -67,6 +88,9 @@ class SharedPath:
         self._count_refusal = count_refusal
         self._outputs = outputs
         self._bytes_aside = 0
+        #: of this round
+        self._readings: list[_Reading] = []
+        self.sequences: dict[int | str, int] = {}
 
     def submit(
         self,
@@ -89,7 +113,7 @@ class SharedPath:
             id_field: see ``Call``'s answers.
             contents: of the inputs that are not in shared memory, by position.
             identifier: the request's id, for plans that take arrays.
-            said: of its sequence. Requests of sequences are read at once, so that they stay in their order.
+            said: of its sequence.
 
         Raises:
             RequestError: it is refused, and uses nothing.
@@ -102,13 +126,12 @@ class SharedPath:
             self._outputs.check_room(shared.room)
             shared.acquire()
             try:
-                large = shared.byte_size > ASIDE_BYTES and said is None
-                if large:
+                if shared.byte_size:
                     self._check_room(shared)
                 inputs = SharedInputs(shared, contents, self._worker)
-                if large and self._read_aside(call, plan, shared, id_field, inputs, identifier):
+                if shared.byte_size or (said is not None and said[0] in self.sequences):
+                    self._read_aside(_Reading(call, plan, shared, id_field, inputs, identifier, said))
                     return
-                shared.read(inputs)
             except BaseException:
                 shared.release()
                 raise
@@ -151,63 +174,94 @@ class SharedPath:
         return False
 
     def _check_room(self, shared: SharedTensors) -> None:
-        if self._bytes_aside and self._bytes_aside + shared.byte_size > MOST_ASIDE_BYTES:
+        if self._bytes_aside and self._bytes_aside + shared.byte_size + REQUEST_BYTES > MOST_ASIDE_BYTES:
             raise Overloaded(
                 f"{self._bytes_aside} bytes of inputs in shared memory wait to be read, and {MOST_ASIDE_BYTES} is the "
                 "most; try again later"
             )
 
-    def _read_aside(
-        self, call: Call, plan: Plan, shared: SharedTensors, id_field: bytes, inputs: SharedInputs, identifier: str
-    ) -> bool:
-        """Have inputs read in the other thread; False where they have to be read now.
+    def _read_aside(self, reading: _Reading) -> None:
+        """Have inputs read in the other thread, with those of the round's other requests.
 
         The version is held meanwhile, because nobody else knows that there are rows to come.
+
+        Raises:
+            ModelNotReady: the version is about to end.
         """
-        if not plan.version.calls.hold():
-            return False
+        if not reading.plan.version.calls.hold():
+            raise ModelNotReady("Server is stopping, scheduler for model has stopped accepting new inference requests")
+        if reading.call.context is not None:
+            reading.call.context.found(reading.plan, reading.id_field)
+        if not self._readings:
+            self._worker.at_round_end(self._hand_over)
+        self._readings.append(reading)
+        self._bytes_aside += reading.shared.byte_size + REQUEST_BYTES
+        if reading.said is not None:
+            self.sequences[reading.said[0]] = self.sequences.get(reading.said[0], 0) + 1
 
-        def job() -> Callable[[], None]:
-            outcome = outcome_of(partial(shared.read, inputs), f"reading inputs for model '{plan.version.model}'")
-            return partial(self._go_on, call, plan, shared, id_field, inputs, identifier, outcome)
+    def _hand_over(self) -> None:
+        """Give the requests of a round to the other thread, those of a connection together."""
+        readings, self._readings = self._readings, []
+        groups: dict[Any, tuple[list[_Reading], int]] = {}
+        jobs: list[tuple[Any, list[_Reading]]] = []
+        for reading in readings:
+            connection, size = reading.call.responder, reading.shared.byte_size
+            known = groups.get(connection)
+            if known is None or known[1] + size > AT_ONCE_BYTES:
+                known = [], 0
+                jobs.append((connection, known[0]))
+            known[0].append(reading)
+            groups[connection] = known[0], known[1] + size
+        for connection, group in jobs:
+            try:
+                self._worker.objects.put(connection, partial(self._read, group))
+            except RuntimeError:
+                for reading in group:
+                    reading.error = Overloaded("the server has no thread for this request")
+                self._go_on(group)
 
-        if call.context is not None:
-            call.context.found(plan, id_field)
+    def _read(self, group: list[_Reading]) -> Callable[[], None]:
+        """Read the inputs of requests. Runs in the other thread."""
+        for reading in group:
+            if not reading.call.open:
+                reading.error = CallerLeft("the client has left")
+                continue
+            try:
+                reading.shared.read(reading.inputs)
+            except Exception as error:
+                reading.error = told(error, f"reading inputs for model '{reading.plan.version.model}'")
+        return partial(self._go_on, group)
+
+    def _go_on(self, group: list[_Reading]) -> None:
+        """Put what was read into batches. An error is the outcome of a request, as if its batch had failed."""
         try:
-            self._worker.side.put(call.responder, job)
-        except RuntimeError:  # the system has no thread
-            plan.version.calls.let_go()
-            return False
-        self._bytes_aside += shared.byte_size
-        return True
-
-    def _go_on(
-        self,
-        call: Call,
-        plan: Plan,
-        shared: SharedTensors,
-        id_field: bytes,
-        inputs: SharedInputs,
-        identifier: str,
-        error: RequestError | None,
-    ) -> None:
-        """Put what was read into a batch. An error is the outcome of the request, as if its batch had failed."""
-        self._bytes_aside -= shared.byte_size
-        try:
-            if error is None:
+            for reading in group:
                 try:
-                    self._add(call, plan, id_field, inputs, identifier, None)
-                except RequestError as refusal:
-                    error = anew(refusal)
-                except Exception:
-                    logger.exception("a request for model '%s' got into no batch", plan.version.model)
-                    error = ExecutionFailed("internal error")
-            if error is not None:
-                now_ns = time.monotonic_ns()
-                context = call, plan, id_field, now_ns
-                timing = Timing(now_ns, now_ns, now_ns, now_ns)
-                shared.finish(BatchResult([(context, 0, plan.rows, None)], None, error, timing))
-            plan.port.commit()
+                    self._go_on_with(reading)
+                finally:
+                    reading.inputs.done()
+            for port in {reading.plan.port: None for reading in group}:
+                port.commit()
         finally:
-            inputs.done()
-            plan.version.calls.let_go()
+            for reading in group:
+                reading.plan.version.calls.let_go()
+
+    def _go_on_with(self, reading: _Reading) -> None:
+        call, plan, shared, said, error = reading.call, reading.plan, reading.shared, reading.said, reading.error
+        self._bytes_aside -= shared.byte_size + REQUEST_BYTES
+        if said is not None:
+            self.sequences[said[0]] -= 1
+            if not self.sequences[said[0]]:
+                del self.sequences[said[0]]
+        if error is None:
+            try:
+                self._add(call, plan, reading.id_field, reading.inputs, reading.identifier, said)
+                return
+            except RequestError as refusal:
+                error = anew(refusal)
+            except Exception:
+                logger.exception("a request for model '%s' got into no batch", plan.version.model)
+                error = ExecutionFailed("internal error")
+        now_ns = time.monotonic_ns()
+        timing = Timing(now_ns, now_ns, now_ns, now_ns)
+        shared.finish(BatchResult([((call, plan, reading.id_field, now_ns), 0, plan.rows, None)], None, error, timing))

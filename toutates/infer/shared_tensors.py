@@ -47,7 +47,6 @@ class SharedTensors:
             the bytes of some.
         byte_size: of all inputs in shared memory.
         room: the most bytes that the outputs in shared memory may have.
-        is_written: whether the outputs of the request that is being answered are in their places already.
         finish: takes the outcome of requests that got into no batch; of the plan's port. Set by whoever opens that.
         device_way: the way for requests whose inputs a GPU has; None where the version does not take them so.
         owner: whose regions they are in, where regions have owners; "" until ``owned_by``.
@@ -65,7 +64,6 @@ class SharedTensors:
         "device_way",
         "finish",
         "inputs",
-        "is_written",
         "others",
         "outputs",
         "owner",
@@ -85,7 +83,6 @@ class SharedTensors:
         self.outputs: Mapping[int, Place] = request.places
         self.byte_size = sum(given[0].byte_size for given in self.inputs if given is not None)
         self.room = sum(place.byte_size for place in self.outputs.values())
-        self.is_written = False
         self.owner = ""
         self.others: dict[str, Any] = {}
         self._indices = request.inputs
@@ -159,7 +156,7 @@ class SharedTensors:
         self._regions.release(self._used)
 
     def read(self, inputs: SharedInputs) -> None:
-        """Read what is missing of a request's inputs. Any thread may do it.
+        """Read what is missing of a request's inputs. Any thread but a worker's may do it.
 
         Raises:
             InvalidRequest: an object has become too short, or cannot be read.
@@ -176,32 +173,20 @@ class SharedTensors:
                     with whole[spans[2 * at] : spans[2 * at + 1]] as view:
                         self._regions.read(given[0], view, given[1])
 
-    @property
-    def is_filled(self) -> bool:
-        """Whether the memory of all places of outputs is there: a write takes no new pages."""
-        return all([self._regions.is_filled(place) for place in self.outputs.values()])
-
-    def place(self, indices: Sequence[int], contents: Sequence[list[Any]]) -> list[list[Any]]:
-        """See outputs, given in pieces, to their places; returns what the response has of each: nothing of these.
+    def sent(self, indices: Sequence[int], contents: list[list[Any]]) -> list[list[Any]]:
+        """What the response has of outputs, given in pieces: nothing of those that were written to their places.
 
         Args:
             indices: of the outputs.
             contents: the pieces of each.
-
-        Raises:
-            ExecutionFailed: one cannot be written. Others may have been.
         """
         places = self.outputs
-        if not self.is_written:
-            for index, pieces in zip(indices, contents, strict=True):
-                if index in places:
-                    self._regions.write(places[index], pieces, self._names[index])
         return [[b""] if index in places else pieces for index, pieces in zip(indices, contents, strict=True)]
 
     def write(
         self, contents: Sequence[tuple[int, Sequence[Buffer]]], is_wanted: Callable[[], bool] = lambda: True
     ) -> None:
-        """Write outputs to their places. Any thread may do it.
+        """Write outputs to their places. Any thread but a worker's may do it.
 
         Args:
             contents: index of each output, which has a place, and its pieces.

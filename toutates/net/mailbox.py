@@ -34,7 +34,7 @@ class Mailbox:
     def open(self, epoll: select.epoll) -> None:
         """Make the eventfd, in the worker's thread."""
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        epoll.register(self.fd, select.EPOLLIN)
+        epoll.register(self.fd, select.EPOLLIN | select.EPOLLET)  # so that nobody has to read it
 
     def put(self, callback: Callable[[], None]) -> None:
         """Have ``callback`` run on the worker's thread. Any thread may call it."""
@@ -59,10 +59,6 @@ class Mailbox:
     def wake_up(self) -> None:
         """Have ``put`` write no eventfd: the worker is awake and looks at the callbacks anyway."""
         self._asleep = False
-
-    def empty_eventfd(self) -> None:
-        """Read the eventfd, so that the epoll no longer reports it."""
-        os.eventfd_read(self.fd)
 
     def take(self) -> list[Callable[[], None]]:
         """Remove and return all callbacks."""

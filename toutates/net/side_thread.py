@@ -18,10 +18,10 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from toutates.system.errors import ExecutionFailed, Overloaded, RequestError
+from toutates.system.errors import ExecutionFailed, Overloaded, RequestError, anew
 from toutates.system.interpreter import gil_enabled
 
-__all__ = ["Job", "SideThread", "outcome_of"]
+__all__ = ["Job", "SideThread", "outcome_of", "told"]
 
 logger = logging.getLogger(__name__)
 
@@ -43,13 +43,23 @@ def outcome_of(work: Callable[[], T], what: str) -> T | RequestError:
     """
     try:
         return work()
-    except RequestError as error:
-        return type(error)(str(error))  # without the frames, which keep what was worked on
-    except MemoryError:
+    except Exception as error:
+        return told(error, what)
+
+
+def told(error: Exception, what: str) -> RequestError:
+    """The error with which a request is answered whose job has raised this one: without the frames, which keep much.
+
+    Args:
+        error: what was raised, and is being handled.
+        what: see ``outcome_of``.
+    """
+    if isinstance(error, RequestError):
+        return anew(error)
+    if isinstance(error, MemoryError):
         return Overloaded("the server is out of memory")
-    except Exception:
-        logger.exception("%s failed", what)
-        return ExecutionFailed("internal error")
+    logger.error("%s failed", what, exc_info=error)
+    return ExecutionFailed("internal error")
 
 
 class SideThread:
@@ -67,9 +77,13 @@ class SideThread:
         self._name = name
         self._call_soon = call_soon
         self._thread: threading.Thread | None = None
-        #: guards the next two
-        self._changed = threading.Condition()
+        #: held for as long as the thread sleeps: a condition of ``threading`` makes a lock for each wait
+        self._bell = threading.Lock()
+        self._bell.acquire()
+        #: guards the next three
+        self._lock = threading.Lock()
         self.waiting: OrderedDict[object, deque[Job]] = OrderedDict()
+        self._asleep = False
         self._stopped = False
 
     def put(self, connection: object, job: Job) -> None:
@@ -82,16 +96,20 @@ class SideThread:
             thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             thread.start()
             self._thread = thread
-        with self._changed:
+        with self._lock:
             self.waiting.setdefault(connection, deque()).append(job)
-            self._changed.notify()
+            wakes, self._asleep = self._asleep, False
+        if wakes:
+            self._bell.release()
 
     def stop(self) -> None:
         """End the thread, once it has finished its present job; the others are dropped."""
-        with self._changed:
+        with self._lock:
             self._stopped = True
             self.waiting.clear()
-            self._changed.notify()
+            wakes, self._asleep = self._asleep, False
+        if wakes:
+            self._bell.release()
         if self._thread is not None:
             self._thread.join()
 
@@ -106,15 +124,17 @@ class SideThread:
 
     def _next(self) -> Job | None:
         """The next job; None once the thread is to end."""
-        with self._changed:
-            while not self.waiting and not self._stopped:
-                self._changed.wait()
-            if self._stopped:
-                return None
-            connection, jobs = next(iter(self.waiting.items()))
-            job = jobs.popleft()
-            if jobs:
-                self.waiting.move_to_end(connection)
-            else:
-                del self.waiting[connection]
-            return job
+        while True:
+            with self._lock:
+                if self._stopped:
+                    return None
+                if self.waiting:
+                    connection, jobs = next(iter(self.waiting.items()))
+                    job = jobs.popleft()
+                    if jobs:
+                        self.waiting.move_to_end(connection)
+                    else:
+                        del self.waiting[connection]
+                    return job
+                self._asleep = True
+            self._bell.acquire()

@@ -105,6 +105,7 @@ class Worker:
         call_soon: runs a callback on the worker's thread, soon and in order. The one member that any thread may call.
             Does nothing visible once ``run`` has ended.
         side: does what would take long on the worker's thread; it ends with the worker.
+        objects: another such thread, for what belongs to clients, who may have whoever uses it wait.
         limits: as given; once ``run`` has begun, a copy of this thread's own.
         budget: counts what its connections hold for slow peers, of whatever protocol; other threads may read it.
         limit_hits: how often each limit was met, by its name in ``limits.LIMIT_NAMES``; other threads may read it.
@@ -144,6 +145,7 @@ class Worker:
         self._mailbox = Mailbox()
         self.call_soon: Callable[[Callable[[], None]], None] = self._mailbox.put
         self.side = SideThread(f"{name}-side", self.call_soon)
+        self.objects = SideThread(f"{name}-objects", self.call_soon)
         self.schedule = Schedule(self._mailbox)
         self.transports = Transports(self._mailbox)
         most, poison = min(POOL_BYTES, self.budget.limit >> 3), current()
@@ -427,6 +429,7 @@ class Worker:
         for service in reversed(self.services):
             service.stop()
         self.side.stop()
+        self.objects.stop()
         self._mailbox.close()
         self._round_end = []
         INLINE_TIME.left_ns = NO_BOUND_NS
@@ -472,8 +475,6 @@ class Worker:
                         serve(transport, mask, now_ns)
                     except Exception as error:
                         self.closing.failed(transport, error)
-                elif fd == mailbox.fd:
-                    mailbox.empty_eventfd()
                 elif fd in self.acceptor.listeners:
                     self.acceptor.accept(fd, now_ns)
             if mailbox.callbacks:

@@ -28,7 +28,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import onnxruntime
 import trio
@@ -37,7 +37,6 @@ from toutates.api.control_queue import ControlQueue
 from toutates.api.dataplane.everywhere import Everywhere
 from toutates.api.dataplane.plane import DataPlane, ServerIdentity
 from toutates.api.dataplane.readiness import Readiness
-from toutates.api.dataplane.shared_memory import CUDA
 from toutates.api.dataplane.traffic import NOTE as TRAFFIC_NOTE
 from toutates.api.dataplane.traffic import change_of
 from toutates.api.restrictions import RestrictedProtocol, by_group
@@ -89,6 +88,7 @@ from toutates.system.logs.setup import Logs, start_logs
 from toutates.system.placement import running_on, worker_warnings
 from toutates.system.poison import current
 from toutates.system.private_copies import PrivateCopies
+from toutates.system.thread_pools import ThreadPool
 from toutates.system.topology import allowed_cpus
 from toutates.system.version import package_version
 
@@ -99,6 +99,9 @@ if TYPE_CHECKING:
 __all__ = ["Server", "run"]
 
 logger = logging.getLogger(__name__)
+
+#: Loads CUDA, once.
+_CUDA: Final = ThreadPool("cuda", 1)
 
 
 def run(options: Options) -> int:
@@ -409,7 +412,7 @@ class Server:
         allowed = self._options.allow_client_shm
         return Regions(
             allowed=allowed,
-            cuda=await CUDA.run(load_cuda) if allowed else None,
+            cuda=await _CUDA.run(load_cuda) if allowed else None,
             gpus=not allowed and gpus_seen(),
             owned=self._access.gate is not None,
         )

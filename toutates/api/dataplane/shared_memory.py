@@ -1,28 +1,26 @@
-"""The RPCs of shared memory: clients register regions by name, and requests then name them."""
+"""The RPCs of shared memory: clients register regions by name, and requests then name them.
+
+Registering and unregistering opens and closes what belongs to a client, who can make that take long, and a GPU has CUDA
+start there for the first region. So no worker's thread does it.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from toutates.access.callers import Caller
 from toutates.infer.regions import Kind, Regions, own_name
 from toutates.protocol import grpc_service_pb2 as pb
-from toutates.system.thread_pools import ThreadPool
 
 __all__ = [
-    "CUDA",
     "cuda_status",
     "of_caller",
     "register_cuda",
-    "register_cuda_aside",
     "register_system",
     "system_status",
     "unregister_cuda",
-    "unregister_cuda_aside",
     "unregister_system",
 ]
-
-CUDA: Final = ThreadPool("cuda", 8)
 
 
 def of_caller(caller: Caller | None, request: Any) -> Any:
@@ -82,13 +80,6 @@ def register_cuda(regions: Regions, request: pb.CudaSharedMemoryRegisterRequest)
     return pb.CudaSharedMemoryRegisterResponse()
 
 
-async def register_cuda_aside(
-    regions: Regions, request: pb.CudaSharedMemoryRegisterRequest
-) -> pb.CudaSharedMemoryRegisterResponse:
-    """The same in a thread, where there is a GPU: the first region of one may have to wait for CUDA to start there."""
-    return await CUDA.run(register_cuda, regions, request)
-
-
 def unregister_cuda(
     regions: Regions, request: pb.CudaSharedMemoryUnregisterRequest
 ) -> pb.CudaSharedMemoryUnregisterResponse:
@@ -96,10 +87,3 @@ def unregister_cuda(
     regions.refuse_cuda_unless_allowed()
     regions.unregister(Kind.CUDA, request.name)
     return pb.CudaSharedMemoryUnregisterResponse()
-
-
-async def unregister_cuda_aside(
-    regions: Regions, request: pb.CudaSharedMemoryUnregisterRequest
-) -> pb.CudaSharedMemoryUnregisterResponse:
-    """The same in a thread: closing memory waits for the GPU."""
-    return await CUDA.run(unregister_cuda, regions, request)

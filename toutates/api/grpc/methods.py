@@ -21,7 +21,7 @@ from toutates.api.grpc.main_thread import on_main_thread
 from toutates.api.grpc.on_demand import waiting_for_model
 from toutates.api.grpc.reflection import reflection_methods
 from toutates.api.grpc.shared_answers import shared_answers
-from toutates.api.grpc.unary import unary
+from toutates.api.grpc.unary import beside, unary
 from toutates.api.restrictions import RestrictedProtocol
 from toutates.h2grpc import Call, Method, UnaryHandler, method_table
 from toutates.infer.parking import Parking
@@ -109,7 +109,7 @@ def build_methods(
             if plane.asks_others
             else changes(unary, pb.TraceSettingRequest, now=plane.trace_setting)
         ),
-        **_of_shared_memory(plane.regions, awaited, gate),
+        **_of_shared_memory(plane.regions, worker, gate),
     }
     for name in _OF_ONE_MODEL:
         handlers[name] = waiting_for_model(handlers[name], parking, worker)
@@ -128,12 +128,12 @@ def build_methods(
     return method_table(guarded(method, gate, for_limited) for method in with_secrets)
 
 
-def _of_shared_memory(regions: Regions, awaited: Adapter, gate: WorkerGate | None) -> dict[str, UnaryHandler]:
+def _of_shared_memory(regions: Regions, worker: Worker, gate: WorkerGate | None) -> dict[str, UnaryHandler]:
     """The handlers of the RPCs for shared memory, by the RPC's name.
 
     Args:
         regions: of the process.
-        awaited: makes handlers that answer on the main thread. There CUDA may be asked, which takes long at first.
+        worker: has the thread beside it that opens and closes what belongs to clients.
         gate: of the worker. Where callers are known, each has regions of its own.
     """
 
@@ -147,23 +147,18 @@ def _of_shared_memory(regions: Regions, awaited: Adapter, gate: WorkerGate | Non
 
         return handle
 
-    at_once = partial(made, unary)
-
-    handlers = {
-        "SystemSharedMemoryStatus": at_once(pb.SystemSharedMemoryStatusRequest, shared_memory.system_status),
-        "SystemSharedMemoryRegister": at_once(pb.SystemSharedMemoryRegisterRequest, shared_memory.register_system),
-        "SystemSharedMemoryUnregister": at_once(
+    tells = partial(made, unary)
+    changes = partial(made, partial(beside, worker.objects) if regions.extensions else unary)
+    return {
+        "SystemSharedMemoryStatus": tells(pb.SystemSharedMemoryStatusRequest, shared_memory.system_status),
+        "SystemSharedMemoryRegister": changes(pb.SystemSharedMemoryRegisterRequest, shared_memory.register_system),
+        "SystemSharedMemoryUnregister": changes(
             pb.SystemSharedMemoryUnregisterRequest, shared_memory.unregister_system
         ),
-        "CudaSharedMemoryStatus": at_once(pb.CudaSharedMemoryStatusRequest, shared_memory.cuda_status),
-        "CudaSharedMemoryRegister": at_once(pb.CudaSharedMemoryRegisterRequest, shared_memory.register_cuda),
-        "CudaSharedMemoryUnregister": at_once(pb.CudaSharedMemoryUnregisterRequest, shared_memory.unregister_cuda),
+        "CudaSharedMemoryStatus": tells(pb.CudaSharedMemoryStatusRequest, shared_memory.cuda_status),
+        "CudaSharedMemoryRegister": changes(pb.CudaSharedMemoryRegisterRequest, shared_memory.register_cuda),
+        "CudaSharedMemoryUnregister": changes(pb.CudaSharedMemoryUnregisterRequest, shared_memory.unregister_cuda),
     }
-    if regions.has_cuda:
-        register, unregister = shared_memory.register_cuda_aside, shared_memory.unregister_cuda_aside
-        handlers["CudaSharedMemoryRegister"] = made(awaited, pb.CudaSharedMemoryRegisterRequest, register)
-        handlers["CudaSharedMemoryUnregister"] = made(awaited, pb.CudaSharedMemoryUnregisterRequest, unregister)
-    return handlers
 
 
 def _names_a_model(message: bytes) -> bool:

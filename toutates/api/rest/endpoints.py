@@ -55,6 +55,7 @@ class Endpoint:
         reads: whether its POSTs change nothing of the server.
         grows: whether the answer grows with the number of models. It is then made beside the worker's thread, where
             models are not named one by one.
+        blocks: whether the function may, as long as a client likes. It is called beside the worker's thread.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Endpoint:
     refuse: Callable[[DataPlane], None] = lambda plane: None
     reads: bool = False
     grows: bool = False
+    blocks: bool = False
 
 
 _GET: Final = frozenset(("GET",))
@@ -125,10 +127,6 @@ def _unless_shared(plane: DataPlane) -> None:
 
 def _unless_cuda_shared(plane: DataPlane) -> None:
     plane.regions.refuse_cuda_unless_allowed()
-
-
-def _has_cuda(plane: DataPlane) -> bool:
-    return plane.regions.has_cuda
 
 
 def _index(route: Route, body: bytes | None) -> pb.RepositoryIndexRequest:
@@ -313,6 +311,7 @@ ENDPOINTS: Final[tuple[tuple[str, Endpoint], ...]] = (
             _nothing,
             lambda plane, request: shared_memory.register_system(plane.regions, request),
             refuse=_unless_shared,
+            blocks=True,
         ),
     ),
     (
@@ -325,6 +324,7 @@ ENDPOINTS: Final[tuple[tuple[str, Endpoint], ...]] = (
             _nothing,
             lambda plane, request: shared_memory.unregister_system(plane.regions, request),
             refuse=_unless_shared,
+            blocks=True,
         ),
     ),
     (
@@ -347,9 +347,8 @@ ENDPOINTS: Final[tuple[tuple[str, Endpoint], ...]] = (
             lambda route, body: messages.cuda_registration(route.region, body or b""),
             _nothing,
             lambda plane, request: shared_memory.register_cuda(plane.regions, request),
-            awaited=lambda plane, request: shared_memory.register_cuda_aside(plane.regions, request),
-            waits=_has_cuda,
             refuse=_unless_cuda_shared,
+            blocks=True,
         ),
     ),
     (
@@ -361,9 +360,8 @@ ENDPOINTS: Final[tuple[tuple[str, Endpoint], ...]] = (
             lambda route, body: pb.CudaSharedMemoryUnregisterRequest(name=route.region),
             _nothing,
             lambda plane, request: shared_memory.unregister_cuda(plane.regions, request),
-            awaited=lambda plane, request: shared_memory.unregister_cuda_aside(plane.regions, request),
-            waits=_has_cuda,
             refuse=_unless_cuda_shared,
+            blocks=True,
         ),
     ),
 )

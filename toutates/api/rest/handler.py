@@ -37,11 +37,11 @@ from toutates.infer.tracing.tracer import WorkerTraces
 from toutates.net import Worker
 from toutates.net.http1.call import HttpCall
 from toutates.net.http1.service import fail_call
-from toutates.net.side_thread import SideThread
+from toutates.net.side_thread import SideThread, outcome_of
 from toutates.protocol.rest.lengths import HEADER_LENGTH, check_json_size
 from toutates.protocol.rest.parameters import matching_fields
 from toutates.protocol.rest.request import Target
-from toutates.system.errors import OwnRequestsFirst, RequestError
+from toutates.system.errors import Overloaded, OwnRequestsFirst, RequestError
 
 __all__ = ["RestHandler", "RestSettings"]
 
@@ -309,8 +309,20 @@ class RestHandler:
         if endpoint.grows and not route.model:
             key = endpoint.name, request.SerializeToString(), caller
             self._slow.answer(call, key, lambda: write(answer()))
+        elif endpoint.blocks:
+            self._answer_beside(call, endpoint.name, lambda: write(answer()))
         else:
             call.reply(*write(answer()))
+
+    def _answer_beside(self, call: RestHttpCall, name: str, make: Callable[[], Answer]) -> None:
+        def job() -> Callable[[], None]:
+            outcome = outcome_of(make, f"answering '{name}'")
+            return partial(call.reply, *(refusal(outcome) if isinstance(outcome, RequestError) else outcome))
+
+        try:
+            self._worker.objects.put(call.connection, job)
+        except RuntimeError:
+            raise Overloaded("the server has no thread for this request") from None
 
     def _limited_caller(self, request: Any) -> Caller | None:
         """Who sends a request about models, if only some are that caller's; else None.
@@ -336,8 +348,6 @@ class RestHandler:
         given = None if call.head.served_as == "GET" else body
         request = await PARSING.run(endpoint.read, route, given)
         del body, given
-        if endpoint.category == "shared-memory":
-            of_caller(caller, request)
         answer = audited_later(author, partial(endpoint.awaited, self._plane))
         if caller is not None and caller.models:
             check_names(caller, request, self._plane.get_table().traffic)

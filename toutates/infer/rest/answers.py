@@ -96,7 +96,7 @@ class RestAnswers(Answers):
         """
         raws: list[Buffer]
         if plan.shared is not None:
-            contents = plan.shared.place(indices, contents)
+            contents = plan.shared.sent(indices, contents)
         row_shapes, regular = outputs.row_shapes, outputs.is_regular
         response = plan.response
         if response is not None and regular and plan.response_shapes == row_shapes and not parameters:
