@@ -31,6 +31,7 @@ class Attack:
             whose waits are measured is one that asks /health/live.
         on_management: whether it attacks TorchServe's management API, which its flags name. Then the honest client
             whose waits are measured lists the models there.
+        honest_model: whose waits are measured where it is none of these: "victim", or "texts".
         honest_key: that honest clients send, where the server asks for keys; "" for none.
         spare_mib: address space that the server is left during the attack, or 0 for all there is.
     """
@@ -47,6 +48,7 @@ class Attack:
     freezes: ClassVar[bool] = False
     on_http: ClassVar[bool] = False
     on_management: ClassVar[bool] = False
+    honest_model: ClassVar[str] = "victim"
     honest_key: ClassVar[str] = ""
     spare_mib: ClassVar[int] = 0
 

@@ -57,7 +57,10 @@ class RawClient:
 
     pause_s: ClassVar[float] = _PAUSE_S
 
-    def __init__(self, port: int, key: str = "") -> None:
+    def __init__(self, port: int, key: str = "", model: str = "victim") -> None:
+        self._model = model
+        #: of the text model, by its first answer
+        self._vector = b""
         self._sock = socket.create_connection(("127.0.0.1", port), timeout=_PATIENCE_S)
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._block = request_block(INFER, *_headers(key).items())
@@ -70,15 +73,21 @@ class RawClient:
         self._sock.close()
 
     def call(self, number: int) -> None:
-        """Ask the model "victim", and see that its answer is right."""
+        """Ask the model, and see that its answer is right."""
         self._stream_id += 2
-        row = struct.pack("<4i", number, number + 1, number + 2, number + 3)
-        expected = struct.pack("<4i", *(VICTIM_ADDS + number + at for at in range(4)))
+        if self._model == "victim":
+            row = struct.pack("<4i", number, number + 1, number + 2, number + 3)
+            expected = struct.pack("<4i", *(VICTIM_ADDS + number + at for at in range(4)))
+            request = infer_message(self._model, [1, 4], row)
+        else:
+            request = infer_message(self._model, [1, 1], struct.pack("<I", 3) + b"one", "BYTES", "text")
+            expected = self._vector
         try:
-            self._sock.sendall(unary(self._stream_id, self._block, framed(infer_message("victim", [1, 4], row))))
+            self._sock.sendall(unary(self._stream_id, self._block, framed(request)))
             message = self._answer()
         except OSError as error:
             raise HonestError(f"the connection broke: {error!r}") from error
+        self._vector = self._vector or message[-4:]
         if not message.endswith(expected):
             raise HonestError(f"answered {message!r} instead of {expected!r}")
 
@@ -168,12 +177,20 @@ class Crowd:
         health_port: of the server's HTTP side, where it is probes whose waits are measured.
         path: that is asked for there in their place; "" for none.
         key: that they send; "" for none.
+        model: whose waits are measured, where it is no probe: "victim" or "texts".
     """
 
     def __init__(
-        self, port: int, *, with_triton: bool = True, health_port: int | None = None, path: str = "", key: str = ""
+        self,
+        port: int,
+        *,
+        with_triton: bool = True,
+        health_port: int | None = None,
+        path: str = "",
+        key: str = "",
+        model: str = "victim",
     ) -> None:
-        self._key = key
+        self._key, self._model = key, model
         self._path = path
         self._port = port
         self._health_port = health_port
@@ -247,7 +264,7 @@ class Crowd:
 
     def _call_and_measure(self) -> None:
         probed = self._health_port
-        client = RawClient(self._port, self._key) if probed is None else Prober(probed, self._path)
+        client = RawClient(self._port, self._key, self._model) if probed is None else Prober(probed, self._path)
         try:
             number = 0
             while not self._over.is_set():

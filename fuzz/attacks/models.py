@@ -25,6 +25,7 @@ def build_repository(root: Path) -> None:
     - cached: OUTPUT = -INPUT, FP32 [n, m], with the response cache.
     - queued: OUTPUT = -INPUT, FP32 [n, m], with priorities, timeouts and batches that wait for a second.
     - generator: OUTPUT = INPUT[0] zeros, FP32.
+    - texts: embedding = about the mean of the words of text, FP32 [n, 4]; up to 512 tokens of each.
     - sums: OUTPUT = the sum of the INPUTs of a sequence, FP32 [n, 4]; 16 sequences at once, which may rest for 0.2 s.
     """
     ten = numpy_helper.from_array(np.array(VICTIM_ADDS, np.int32), "ten")
@@ -75,6 +76,10 @@ def build_repository(root: Path) -> None:
         ([*inputs, past], [*outputs, kept]),
     )
     (root / "sums" / "1" / "config.yaml").write_text(_SUMS)
+    from tests.text_models import make_folder  # which is more than attackers, who know these models, are to import
+
+    pooling = ("1_Pooling", "sentence_transformers.models.Pooling", {"pooling_mode_mean_tokens": True})
+    make_folder(root / "texts", modules=[pooling], config={"max_position_embeddings": 512})
 
 
 _CACHED = """

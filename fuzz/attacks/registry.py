@@ -141,6 +141,7 @@ _ALL: Final[tuple[type[Attack], ...]] = (
     rest_contents.RestStrings,
     rest_contents.FarExponents,
     rest_contents.TextBodies,
+    rest_contents.TextFlood,
     rest_contents.GzipLayers,
     rest_contents.CodedAnswers,
     rest_contents.RestStatistics,

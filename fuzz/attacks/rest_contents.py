@@ -19,6 +19,7 @@ __all__ = [
     "RestStatistics",
     "RestStrings",
     "TextBodies",
+    "TextFlood",
 ]
 
 _BODY: Final = infer_json([1, 4], "[1,2,3,4]")
@@ -100,6 +101,20 @@ class TextBodies(Flood):
         escapes = b'{"model":"m","input":"' + b"\\n" * 6_000_000 + b'"}'
         head = b"POST /v1/embeddings HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n"
         self.flood = b"".join(head % len(body) + body for body in (empty, escapes))
+
+
+class TextFlood(Flood):
+    """More texts than a text model computes in a second, for which nobody else is to wait."""
+
+    name = "text-flood"
+    summary = "to /v1/embeddings, 2,000 texts of 7 KB in a request, by two connections"
+    limit = "callers take turns: a text waits for no more than one batch of any other caller's"
+    connections = 2
+    honest_model = "texts"
+
+    def prepare(self) -> None:
+        body = json.dumps({"model": "texts", "input": ["one two three four five six " * 250] * 2_000}).encode()
+        self.flood = b"POST /v1/embeddings HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) + body
 
 
 class GzipLayers(Flood):
