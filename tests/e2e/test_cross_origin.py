@@ -143,6 +143,8 @@ def test_all_origins_may_where_that_is_wanted_and_none_by_default(models: Path, 
             answer = peer.ask(post(INFER, BODY, *fields))
             assert (allowed(answer), answer.fields.get("vary")) == ("*", None)
         assert peer.ask(asked(INFER)).status == 204
+        answer = peer.ask(post("/v2/logging", "{}", "Origin: https://any.example", "Content-Type: application/json"))
+        assert (answer.status, allowed(answer)) == (403, "*")  # they may read, and change nothing
     with running(models, tmp_path, HTTP) as server, peer_of(server.rest_port) as peer:
         answer = peer.ask(post(INFER, BODY, f"Origin: {APP}"))
         assert (allowed(answer), answer.fields.get("vary")) == (None, None)

@@ -42,6 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     models, folder = tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("server")
     for name in ("mine", "theirs"):
         add_model(models, name, versioned_model(1), 1)
+    add_model(models, "broken", b"no graph", 1)
     rules = tmp_path_factory.mktemp("rules") / "access.yaml"
     rules.write_text(RULES)
     ports = ("--http-addr", "127.0.0.1:0", "--metrics-addr", "127.0.0.1:0", "--debug-endpoints")
@@ -79,6 +80,13 @@ def test_what_belongs_to_all_models_is_for_keys_of_all(server: ServerProcess) ->
         client.get_log_settings(headers=key_of("every"))
 
 
+@pytest.mark.parametrize("via", ["HTTP", "REST"])
+def test_health_names_no_models_of_others(server: ServerProcess, via: str) -> None:
+    with peer_of(server.http_port if via == "HTTP" else server.rest_port) as peer:
+        answer = peer.ask(get("/health/ready"))
+    assert (answer.status, answer.body) == (503, b"not ready\n")
+
+
 @pytest.mark.parametrize("via", ["gRPC", "REST"])
 def test_who_switches_the_log_off_is_its_last_line(server: ServerProcess, via: str) -> None:
     is_rest = via == "REST"
@@ -88,6 +96,9 @@ def test_who_switches_the_log_off_is_its_last_line(server: ServerProcess, via: s
     with module.InferenceServerClient(f"127.0.0.1:{port}") as client:
         for _ in range(70):  # lines that are alike are limited, but for this one
             client.update_log_settings({"log_verbose_level": 0}, headers=every)
+        client.update_trace_settings("mine", {"trace_rate": "7"}, headers=key_of("some"))
+        others = rf"trace settings: trace_rate of 'mine' by key some \(.*, {via}\): done"
+        wait_until(lambda: re.search(others, server.log))
         client.update_log_settings({"log_info": False}, headers=every)
         client.update_log_settings({"log_verbose_level": 0}, headers=every)
         told = rf"audit\W.*log settings: log_info by key every \(127\.0\.0\.1:\d+, {via}\): done; lines like this"

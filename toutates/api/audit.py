@@ -30,9 +30,6 @@ _ACTIONS: Final = {
     TrafficRequest: "traffic",
 }
 MAX_SHOWN: Final = 256
-_LINE: Final = "%s%s by %s (%s, %s): %s"
-#: A template of its own, because lines of one template are limited together.
-_LAST: Final = f"{_LINE}; lines like this are not shown from now on"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +53,21 @@ class Author:
             action: what was done.
             subject: to what.
             problem: why it failed; "" if it did not.
-            last: whether this has switched such lines off. It is written in any case, and not one of many alike.
+            last: whether this has switched such lines off. It is written in any case.
         """
         subject, problem = printable(subject, MAX_SHOWN), printable(problem, MAX_SHOWN)
         outcome = f"refused: {problem}" if problem else "done"
-        fields = {"action": action, "subject": subject, "who": self.name, "peer": self.peer, "via": self.via}
-        words = (action, f" of '{subject}'" if subject else "", self.name, self.peer, self.via, outcome)
-        fields["outcome"] = outcome
+        fields: dict[str, Any] = {"action": action, "subject": subject, "who": self.name, "peer": self.peer}
+        fields |= {"via": self.via, "outcome": outcome}
+        # Lines of one template are limited together: many by one caller, or many refusals, must not hide another line.
+        line = f"%s%s by {self.name.replace('%', '%%')} (%s, %s): {'refused: %s' if problem else 'done'}"
+        words = [action, f" of '{subject}'" if subject else "", self.peer, self.via, *([problem] if problem else [])]
         if not last:
-            logger.info(_LINE, *words, extra=fields)
+            logger.info(line, *words, extra=fields)
             return
-        record = logger.makeRecord(
-            logger.name, logging.INFO, __file__, 0, _LAST, words, None, extra={**fields, ANYWAY: True}
-        )
-        logger.handle(record)
+        line += "; lines like this are not shown from now on"
+        extra = {**fields, ANYWAY: True}
+        logger.handle(logger.makeRecord(logger.name, logging.INFO, __file__, 0, line, tuple(words), None, extra=extra))
 
 
 def author_of(gate: WorkerGate | None, peer: str, via: str) -> Author:

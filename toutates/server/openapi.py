@@ -54,6 +54,9 @@ class OpenApiPages:
         queue: brings requests to the main thread.
         callers_are_known: whether callers may do different things, so that models are left out.
         web: knows the names by which callers on this machine may ask for /docs.
+
+    Attributes:
+        callers_are_known: as given.
     """
 
     def __init__(
@@ -68,7 +71,7 @@ class OpenApiPages:
     ) -> None:
         self._queue = queue
         self._doors = Doors(secrets, web=web)
-        self._callers_are_known = callers_are_known
+        self.callers_are_known = callers_are_known
         headers = sorted({secrets[group].header for group in MODELS_GROUPS if group in secrets})
         vary = {"vary": ", ".join(headers)} if headers else {}
         self._whole = _OpenApi(DocumentWriter(secrets, max_input_bytes), get_table, vary)
@@ -110,7 +113,7 @@ class OpenApiPages:
                 self._doors.check_secret(group, fields)
         except Forbidden:
             return False
-        return not self._callers_are_known
+        return not self.callers_are_known
 
 
 class _OpenApi:

@@ -56,7 +56,7 @@ class Pages:
         return {
             "/metrics": partial(self._metrics, worker),
             "/health/live": _health("live", lambda: "" if view.is_live() else "the server is shutting down"),
-            "/health/ready": _health("ready", view.unready_reason),
+            "/health/ready": _health("ready", view.unready_reason, tells=not self._openapi.callers_are_known),
             **self._openapi.of(worker),
         }
 
@@ -82,12 +82,13 @@ def _metrics_answer(call: RestHttpCall, content_type: str, text: bytes) -> Calla
     return partial(call.reply, 200, f"content-type: {content_type}\r\nvary: accept\r\n".encode(), text)
 
 
-def _health(state: str, problem: Callable[[], str]) -> Callable[[RestHttpCall], None]:
-    """Answers 200 and ``state``, or 503 and the reason if ``problem`` returns one."""
+def _health(state: str, problem: Callable[[], str], *, tells: bool = True) -> Callable[[RestHttpCall], None]:
+    """Answers 200 and ``state``, or 503 if ``problem`` returns a reason, and that if it ``tells`` it."""
 
     def answer(call: RestHttpCall) -> None:
         reason = without_paths(problem())
-        text = f"not {state}: {reason}\n" if reason else f"{state}\n"
+        told = f": {reason}" if tells else ""
+        text = f"not {state}{told}\n" if reason else f"{state}\n"
         call.reply(503 if reason else 200, _TEXT, text.encode())
 
     return answer

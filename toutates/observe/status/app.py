@@ -85,7 +85,7 @@ def make_site(
         "/graph.svg": named(_Graph(view).get),
         "/status.json": named(_StatusJson(status).get),
         "/health/live": _health("live", lambda: "" if view.is_live() else "the server is shutting down"),
-        "/health/ready": _health("ready", lambda: unready_reason(view)),
+        "/health/ready": _health("ready", lambda: unready_reason(view), tells=gate is None),
         "/debug/tasks": _not_for_foreign_pages(guarded(named(debug.tasks))),
         "/debug/profile": _not_for_foreign_pages(guarded(named(debug.profile))),
     }
@@ -178,12 +178,16 @@ def _by_name(pages: WebPages, endpoint: Endpoint) -> Endpoint:
     return checked
 
 
-def _health(state: str, problem: Callable[[], str]) -> Endpoint:
-    """An endpoint that answers 200 and ``state``, or 503 and the reason if ``problem`` returns one."""
+def _health(state: str, problem: Callable[[], str], *, tells: bool = True) -> Endpoint:
+    """An endpoint that answers 200 and ``state``, or 503 if ``problem`` returns a reason.
+
+    Where callers are known it does not tell the reason, which may name models of others.
+    """
 
     async def health(asked: Asked) -> Response:
         reason = problem()
-        return text_response(f"not {state}: {reason}\n", status=503) if reason else text_response(f"{state}\n")
+        told = f": {reason}" if tells else ""
+        return text_response(f"not {state}{told}\n", status=503) if reason else text_response(f"{state}\n")
 
     return health
 
