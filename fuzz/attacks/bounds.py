@@ -5,6 +5,7 @@ Times are measured on a machine that does nothing else, where the attacker, the 
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from fuzz.attacks.experiment import Outcome
@@ -50,6 +51,8 @@ _KEPT_MIB: Final = {
     "split-ids": 256.0,
     "shadow-bulk": 256.0,
 }
+#: What these may take while they last, where the harm is that, and not what stays.
+_PEAK_MIB: Final = {"remembered-headers": 64.0, "open-headers": 96.0, "rest-remembered-heads": 48.0}
 #: The first large outputs to shared memory have each thread that copies open a file for that: a worker, and the thread
 #: beside it.
 KEPT_FILES: Final = {"shrinking-regions": 2, "region-bulk": 2}
@@ -67,6 +70,7 @@ def shortcomings(name: str, outcome: Outcome) -> list[str]:
         "ms for 99 of 100 honest requests during it": (outcome.during.p99_ms, most_p99_ms),
         "ms for the longest honest request during it": (outcome.during.worst_ms, MOST_WORST_MS),
         "ms for 99 of 100 honest requests after it": (outcome.after.p99_ms, most_p99_ms),
+        "MiB more at its peak": (outcome.peak_mib - outcome.before_mib, _PEAK_MIB.get(name, math.inf)),
         "MiB more after it": (outcome.after_mib - outcome.before_mib, kept_mib(name)),
         "files more after it": (outcome.files_after - outcome.files_before, KEPT_FILES.get(name, 0)),
     }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import count, product
+from pathlib import Path
+from string import ascii_lowercase
 from typing import ClassVar, Final
 
 from fuzz.attacks.attack import Attack
@@ -11,16 +14,33 @@ from fuzz.attacks.wire import (
     END_STREAM,
     Kind,
     frame,
+    framed,
     greeting,
     header_integer,
     literal,
     request_block,
+    unary,
 )
 
-__all__ = ["ContinuationFlood", "EmptyHeaderNames", "HpackBomb", "HugeHeaders", "TableResizes"]
+__all__ = [
+    "ContinuationFlood",
+    "EmptyHeaderNames",
+    "HpackBomb",
+    "HugeHeaders",
+    "OpenHeaders",
+    "RememberedHeaders",
+    "TableResizes",
+]
 
 _BLOCK: Final = request_block("/nowhere")
 _FRAME: Final = 16_384
+#: Fields of five bytes, nearly as many as a header list may have. As objects they take twenty times as much.
+_SMALL: Final = b"".join([literal(a + b, b) for a, b in product(ascii_lowercase[:16], repeat=2)])
+
+
+def _crumbs(number: int) -> bytes:
+    """A header block of small fields that differs from all others."""
+    return request_block() + _SMALL + literal("x", str(number))
 
 
 class ContinuationFlood(Attack):
@@ -114,3 +134,38 @@ class EmptyHeaderNames(Attack):
         while True:
             await peer.send(frame(Kind.HEADERS, END_HEADERS | END_STREAM, stream_id, _BLOCK + empty), 1)
             stream_id += 2
+
+
+class RememberedHeaders(Attack):
+    """Connections that make requests of many small fields, each another one, and are idle then."""
+
+    name = "remembered-headers"
+    summary = "40 connections with 128 requests of 257 small fields each, which say nothing then"
+    limit = "192 KiB of header blocks and fields, as objects, per connection, half of `--limit server_buffer` in all; "
+    limit += "none but the table of 4 KiB once there was no request for two seconds"
+    stops = ()
+    connections = 40
+
+    async def strike(self, peer: Peer) -> None:
+        await peer.send(greeting())
+        for number in range(128):
+            await peer.send(unary(2 * number + 1, _crumbs(number), framed(b"")), 1)
+        await peer.wait_over()
+
+
+class OpenHeaders(Attack):
+    """Requests of many small fields that never end."""
+
+    name = "open-headers"
+    summary = "requests of 257 small fields each, which take 20 times their bytes, and which never end"
+    limit = "fields of open calls are counted as objects, in half of `--limit server_buffer` at most"
+    stops = ("RST_STREAM REFUSED_STREAM",)
+    connections = 2
+
+    def flags(self, folder: Path) -> tuple[str, ...]:
+        return ("--limit", "server_buffer=64000000")
+
+    async def strike(self, peer: Peer) -> None:
+        await peer.send(greeting())
+        for number in count():
+            await peer.send(frame(Kind.HEADERS, END_HEADERS, 2 * number + 1, _crumbs(number)), 1)

@@ -43,7 +43,7 @@ class WatchFlood(Attack):
 
     name = "watch-flood"
     summary = "80,000 open `Health.Watch` calls, 29 bytes each"
-    limit = "a watcher is a record of 1 KiB, counted in `--limit server_buffer`; `--limit streams` (100000)"
+    limit = "a watcher is a record of 2 KiB, counted in `--limit server_buffer`; `--limit streams` (100000)"
     stops = ()
     connections = 2
 

@@ -18,6 +18,7 @@ __all__ = [
     "RestAnnouncedLengths",
     "RestLeftBehind",
     "RestPromises",
+    "RestRememberedHeads",
     "RestResetUploads",
     "RestUploads",
 ]
@@ -38,6 +39,22 @@ class RestPromises(Attack):
 
     async def strike(self, peer: Peer) -> None:
         await peer.send(HEAD + b"content-length: 60000000\r\n\r\n", 1)
+        await peer.wait_over()
+
+
+class RestRememberedHeads(Attack):
+    """Connections that make requests of many small fields, each another one, and are idle then."""
+
+    name = "rest-remembered-heads"
+    summary = "100 connections with 40 requests of 120 small fields each, which say nothing then"
+    limit = "128 KiB of heads, as objects, per connection; none once there was no request for two seconds"
+    stops = ()
+    connections = 100
+
+    async def strike(self, peer: Peer) -> None:
+        fields = b"".join([b"%x:%d\r\n" % (number, number % 10) for number in range(0x100, 0x100 + 120)])
+        for number in range(40):
+            await peer.send(b"GET /v2/health/live HTTP/1.1\r\nhost: a\r\nx: %d\r\n%b\r\n" % (number, fields), 1)
         await peer.wait_over()
 
 

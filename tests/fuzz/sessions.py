@@ -424,14 +424,17 @@ def _check_books(server: Server) -> None:
     connection, limits = server.connection, server.limits
     queued = sum(call.outbox_bytes for call in connection.streams.values())
     assert connection.queue.bytes_waiting == queued, "the count of queued bytes is off"
-    held = sum(call.held_bytes for call in connection.streams.values())
+    heads = sum(call.head_bytes for call in connection.streams.values())
+    held = heads + sum(call.held_bytes for call in connection.streams.values())
     assert connection.held.held_bytes == held, "the count of bytes of requests is off"
     received = connection.unread.held_bytes + connection.blocks.held_bytes
     tasks = sum(call.task_bytes for call in connection.streams.values())
     records = tasks + CALL_BYTES * connection.table.counted
     budget = server.budget
-    assert budget.call_bytes == records, "the server's count of bytes of open calls is off"
-    assert budget.used == queued + held + received + records, "the server's count of bytes is off"
+    assert budget.call_bytes == records + heads, "the server's count of bytes of open calls is off"
+    assert budget.used == queued + held + received + records + connection.header_reader.kept_bytes, (
+        "the server's count of bytes is off"
+    )
     blocked = connection.queue.blocked
     assert all(call.stream_id in connection.streams for call in blocked), "a closed stream waits for window"
     assert len(connection.streams) <= limits.max_concurrent_streams, "more streams than are allowed"

@@ -53,7 +53,7 @@ def test_requests_under_way_are_counted_until_they_are_whole() -> None:
     server = Server.opened()
     budget = server.budget
     server.receive(started(1, 50_000, 40_000))
-    assert (budget.used, server.connection.held_bytes) == (50_005, 50_005 + 1_024)  # what it will take
+    assert (budget.used, server.connection.held_bytes) == (50_005, 50_005 + CALL_BYTES)  # what it will take
     assert server.connection.awaits_request
     server.call(data(1, bytes(10_005), END_STREAM)).reply(b"answer")
     assert (budget.used, server.connection.held_bytes) == (0, 0)
@@ -295,3 +295,50 @@ def test_a_response_that_waits_keeps_no_more_than_itself() -> None:
     server.frames()
     assert server.budget.used == 200_005 - 65_535
     assert sys.getrefcount(batch) <= 2
+
+
+def crumbs(number: int) -> bytes:
+    """A header block of many small fields, unlike all others; as objects they take many times its bytes."""
+    return block(request(UNARY, *((b"x%03d" % at, b"%d" % (at % 10)) for at in range(300)), ("number", str(number))))
+
+
+def test_header_blocks_are_counted_by_what_they_become_and_forgotten_while_nothing_is_asked() -> None:
+    server = Server.opened()
+    for stream_id in range(1, 401, 2):
+        few = block(request(UNARY, *((b"x%02d" % at, b"%d" % stream_id) for at in range(40))))
+        for octets in (few, crumbs(stream_id)):
+            server.receive(headers(2 * stream_id + (octets is not few) * 2 - 1, octets))
+        server.receive(rst_stream(2 * stream_id - 1) + rst_stream(2 * stream_id + 1))
+        assert server.budget.used <= 200_000
+    assert server.budget.used == server.connection.held_bytes
+    assert server.budget.used >= 12 * len(few)
+    server.connection.trim()
+    assert (server.budget.used, server.connection.held_bytes) == (0, 0)
+    server.call(unary(2_001))
+    server.receive(headers(2_003, block(request(UNARY, *((b"y%02d" % at, b"1") for at in range(99))), 0x40)))
+    server.receive(rst_stream(2_003))
+    server.connection.trim()
+    assert 4_000 < server.budget.used < 30_000  # the table, which the peer relies on
+    server.connection.connection_lost()
+    assert server.budget.used == 0
+
+
+def test_header_fields_of_open_calls_are_counted_and_take_half_of_the_memory_at_most() -> None:
+    one, other = two_connections(1_000_000)
+    for number in range(30):
+        one.receive(headers(2 * number + 1, crumbs(number)))
+    refused = [f for f in one.frames() if f.type == RST_STREAM]
+    assert len(refused) == 23
+    assert one.limit_hits["server_buffer"] == len(refused)
+    assert 400_000 < one.budget.call_bytes <= 500_000
+    other.call(unary(1)).reply(b"answer")
+    call = one.call(data(1, message(b"hello"), END_STREAM))
+    before = one.budget.used
+    call.reply(b"answer")
+    assert before - one.budget.used > 40_000
+    one.receive(b"".join(rst_stream(2 * number + 1) for number in range(1, 30)))
+    one.connection.trim()
+    assert (one.budget.used, one.budget.call_bytes) == (0, 0)
+    one.receive(headers(101, crumbs(50)))
+    one.connection.connection_lost()
+    assert (one.budget.used, one.budget.call_bytes) == (0, 0)

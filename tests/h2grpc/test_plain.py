@@ -32,6 +32,7 @@ from tests.h2grpc.support import (
     window_update,
 )
 from toutates.h2grpc import Limits, PlainCall
+from toutates.h2grpc.budget import CALL_BYTES
 from toutates.h2grpc.headers import ResponseBlock, encode_block
 from toutates.h2grpc.shared import Shared
 from toutates.h2grpc.status import LimitExceeded
@@ -95,12 +96,12 @@ BODIES: list[tuple[str, bytes, bytes]] = [
 def test_a_body_is_what_came_however_it_is_cut(octets: bytes, body: bytes) -> None:
     whole = opened()
     assert describe(whole.receive(octets + unary(3))) == [("plain", 1, body, None), ("unary", 3, b"hello")]
-    assert whole.connection.held_bytes <= 2 * 1_024  # of the two calls
+    assert whole.connection.held_bytes <= 2 * CALL_BYTES  # of the two calls
     for step in (1, 7, 100) if len(octets) < 1_000 else (1_000,):
         cut = opened()
         events = [event for at in range(0, len(octets), step) for event in cut.receive(octets[at : at + step])]
         assert describe(events) == [("plain", 1, body, None)]
-        assert cut.connection.held_bytes <= 1_024
+        assert cut.connection.held_bytes <= CALL_BYTES
 
 
 def memory_request(stream_id: int, size: int, *frames: int) -> bytes:
@@ -262,7 +263,7 @@ def test_a_refused_request_that_has_ended_is_told_once() -> None:
 def test_a_refused_request_of_unknown_length_is_told_at_its_end_or_once_it_is_long() -> None:
     server = opened()
     assert server.receive(headers(1, head("/refused")) + data(1, bytes(60_000))) == []
-    assert server.connection.held_bytes <= 1_024
+    assert server.connection.held_bytes <= CALL_BYTES
     assert describe(server.receive(data(1, b"", END_STREAM))) == [("plain", 1, b"", None)]
     assert server.receive(headers(3, head("/refused")) + data(3, bytes(60_000))) == []
     assert describe(server.receive(data(3, bytes(60_000)))) == [("plain", 3, b"", None)]
@@ -284,7 +285,7 @@ def test_a_body_above_its_bound_is_told_and_not_kept(step: int) -> None:
     server.receive(headers(1, head()))
     events = [event for _ in range(0, 3_000, step) for event in server.receive(data(1, bytes(step)))]
     assert describe(events) == [("plain", 1, b"", "message_size")]
-    assert server.connection.held_bytes <= 1_024
+    assert server.connection.held_bytes <= CALL_BYTES
     [call] = events
     assert isinstance(call, PlainCall)
     respond(server, call, b"too much")

@@ -25,7 +25,7 @@ from tests.h2grpc.support import (
     window_update,
 )
 from toutates.h2grpc import Limits, PlainCall, ServerConnection
-from toutates.h2grpc.budget import MemoryBudget
+from toutates.h2grpc.budget import CALL_BYTES, MemoryBudget
 from toutates.h2grpc.headers import ResponseBlock
 from toutates.net.housekeeping import LONGEST_INTERVAL_NS, VISITS_AT_ONCE, Duty, Finding, Housekeeper, Traffic
 from toutates.net.transport import Transport
@@ -328,14 +328,14 @@ def test_many_connections_are_visited_a_few_at_a_time_and_each_once_per_round() 
 def test_connection_that_holds_most_is_closed_when_all_hold_too_much() -> None:
     house = House(Limits(stall_timeout_s=math.inf), budget=100_000)
     small, large = house.link(), house.link()
-    for number in range(30):
+    for number in range(15):
         small.take(headers(2 * number + 1, REQUEST_BLOCK), 0)
     large.unsent_bytes = 60_000
     assert list(house.pass_time(10)) == []
     large.unsent_bytes = 80_000
     [(_, link, finding), *_] = house.pass_time(3)
     assert (link, finding.duty, finding.limit) == (large, Duty.DROP, "server_buffer")
-    assert finding.text == f"80000 of {80_000 + 30 * 1_024} bytes held for slow peers, 100000 allowed"
+    assert finding.text == f"80000 of {80_000 + 15 * CALL_BYTES} bytes held for slow peers, 100000 allowed"
 
 
 def test_as_many_connections_as_it_takes_are_closed_at_once_the_largest_first() -> None:

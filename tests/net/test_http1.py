@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import count
 from typing import Any
 
 import pytest
@@ -321,6 +322,25 @@ def test_bytes_that_a_handler_keeps_are_counted_and_no_more_is_read_while_they_a
         server.call(lambda: call.hold(-1_000_000))
         reply(server, call, b"one")
         client.expect(answer(b"one") + answer(b"/next"))
+
+
+def test_heads_are_counted_by_what_they_become_and_forgotten_while_nothing_is_asked() -> None:
+    with serving(Limits(handshake_timeout_s=0.4), buffer_bytes=2**30) as (server, _), TextClient(server, b"") as client:
+
+        def ask(number: int) -> None:
+            fields = b"".join(b"x%03d: %d\r\n" % (at, number) for at in range(100))
+            client.sock.sendall(b"GET /a HTTP/1.1\r\nhost: a\r\n" + fields + b"\r\n")
+            client.expect(answer(b"/a"))
+
+        numbers = count()
+        while server.worker.budget.used < 50_000:
+            ask(next(numbers))
+        for number in range(30):
+            ask(1_000 + number)
+            assert server.worker.budget.used < 140_000
+        server.until(lambda: server.worker.budget.used == 0)
+        ask(1)
+        assert server.worker.connections == 1
 
 
 def test_a_connection_that_holds_too_much_goes() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["CALL_BYTES", "MESSAGE_BYTES", "TASK_BYTES", "UNCOUNTED_CALLS", "MemoryBudget"]
+__all__ = ["CALL_BYTES", "FREE_BYTES", "MESSAGE_BYTES", "TASK_BYTES", "UNCOUNTED_CALLS", "MemoryBudget"]
 
-#: Bytes that an open call takes, about: its record, its places in tables, and a short message that waits for window.
-CALL_BYTES: Final = 1_024
+#: Bytes that an open call takes, about: its record, its places in tables, a short message that waits for window, and
+#: header fields as far as they are not counted by themselves.
+CALL_BYTES: Final = 2_048
 #: Bytes that the task of a streaming call's handler takes, about, with the handler's side of the stream.
 TASK_BYTES: Final = 7_168
 #: Bytes that a received message of a streaming call takes, about, besides its contents, until its handler has it.
@@ -17,8 +18,13 @@ MESSAGE_BYTES: Final = 48
 UNCOUNTED_CALLS: Final = 64
 
 
+#: So many bytes of a connection's header blocks and fields are not counted, for the same reason.
+FREE_BYTES: Final = 8_192
+
+
 class MemoryBudget:
-    """Counts the bytes of incomplete requests, of responses that are not read yet, and of the records of open calls.
+    """Counts the bytes of incomplete requests, of responses that are not read yet, of the records of open calls, and of
+    header blocks that are remembered.
 
     Connections add to ``used`` what they hold, and subtract it when they release it. A connection checks ``exceeded``
     before it holds more.
@@ -28,7 +34,7 @@ class MemoryBudget:
 
     Attributes:
         used: bytes held.
-        call_bytes: those among them that are records of calls.
+        call_bytes: those among them that are records of calls, and their header fields.
     """
 
     __slots__ = ("call_bytes", "limit", "used")

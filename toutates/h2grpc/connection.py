@@ -490,9 +490,13 @@ class ServerConnection:
 
     @property
     def held_bytes(self) -> int:
-        """Estimated bytes that the connection's calls take: incomplete requests, queued responses, call records."""
+        """Estimated bytes that the connection takes: incomplete requests, queued responses, calls, header blocks."""
         waiting = self.unread.size + self.held.held_bytes + self.queue.bytes_waiting
-        return waiting + CALL_BYTES * len(self.streams)
+        return waiting + CALL_BYTES * len(self.streams) + self.header_reader.kept_bytes
+
+    def trim(self) -> None:
+        """Forget what only makes the next requests cheaper: there have been none for some time."""
+        self.header_reader.forget()
 
     def announce_end(self) -> None:
         """The server is about to stop, and answers on: a client of plain HTTP is told with its next answer."""
@@ -594,6 +598,7 @@ class ServerConnection:
         self.direct = False
         self.unread.drop()
         self.blocks.drop()
+        self.header_reader.close()
         streams = self.streams
         self.behind = bool(streams)
         for _ in range(min(len(streams), ENDED_AT_ONCE)):

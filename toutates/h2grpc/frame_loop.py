@@ -224,12 +224,13 @@ class FrameLoop:
                             head = self._header_reader.read(block)
                             enough -= length * DECODING_BYTES
                             stop = min(stop, enough)
-                        if head.method is None:
-                            end = self._plain.take_whole(data, at, stream_id, head, events) if head.plain else 0
+                        if head.method is None or head.kept_bytes:
+                            plain = head.plain and not head.kept_bytes
+                            end = self._plain.take_whole(data, at, stream_id, head, events) if plain else 0
                             if end:
                                 at = end
                                 continue
-                            self._receiver.open_refused_stream(stream_id, head, now_ns, events)
+                            self._receiver.open_unusual_stream(stream_id, head, now_ns, events)
                             enough -= SLOW_FRAME_BYTES
                             stop = min(stop, enough)
                             continue

@@ -8,7 +8,11 @@ from __future__ import annotations
 import re
 from typing import Final, TypeAlias
 
-__all__ = ["TIMEOUT", "HeaderField", "Pair", "complaint"]
+__all__ = ["FIELD_BYTES", "TIMEOUT", "HeaderField", "Pair", "complaint"]
+
+#: Bytes that a field takes at most beside those that it counts for (``HeaderField.size``), as objects: itself, its
+#: name, its value, its stand-in, and its place in a header list.
+FIELD_BYTES: Final = 160
 
 #: Name and value.
 Pair: TypeAlias = tuple[bytes, bytes]

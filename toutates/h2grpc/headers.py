@@ -20,18 +20,13 @@ from functools import lru_cache
 from struct import Struct
 from typing import Any, Final
 
+from toutates.h2grpc.budget import FREE_BYTES, MemoryBudget
 from toutates.h2grpc.frames import DEFAULT_MAX_FRAME_SIZE, END_HEADERS, FRAME_HEAD, HEADERS
-from toutates.h2grpc.header_field import HeaderField
+from toutates.h2grpc.header_field import FIELD_BYTES, HeaderField
 from toutates.h2grpc.hpack_decoder import HeaderBlockError, HpackDecoder
 from toutates.h2grpc.limits import Limits
 from toutates.h2grpc.method import Method
-from toutates.h2grpc.request_head import (
-    MAX_REMEMBERED_LIST_BYTES,
-    PlainRequestHead,
-    RequestHead,
-    RequestJudge,
-    trailers_complaint,
-)
+from toutates.h2grpc.request_head import PlainRequestHead, RequestHead, RequestJudge, trailers_complaint
 from toutates.h2grpc.status import CallRefused, Metadata, Status, encode_message
 
 __all__ = [
@@ -48,8 +43,17 @@ __all__ = [
     "plain_http_block",
 ]
 
-#: Longer blocks are not remembered: 128 of them, with their header lists, would take megabytes per connection.
+#: Longer blocks are not remembered.
 MAX_REMEMBERED_BYTES: Final = 4_096
+#: What the blocks that a connection remembers may take, bytes, with the heads that are made of them as objects.
+MAX_MEMORY_BYTES: Final = 131_072
+#: Bytes of a head beside its fields, with the place of its block; and of what the driver makes of a field of HTTP.
+HEAD_BYTES: Final = 512
+PLAIN_FIELD_BYTES: Final = 128
+#: Calls count heads of more than this by themselves; of plain HTTP, whose ordinary ones take several times as much, of
+#: more than the second.
+MAX_FREE_BYTES: Final = 2_048
+MAX_FREE_PLAIN_BYTES: Final = 4_096
 
 
 class HeaderReader:
@@ -60,9 +64,12 @@ class HeaderReader:
         limits: bounds on the size of header lists and on what is remembered.
         response_encoding: how to compress the responses of compressible methods when the client accepts it.
         admit: judges plain HTTP (``plain.Admit``); None where that is refused.
+        budget: counts what is kept.
 
     Attributes:
         memory: heads by their blocks, which leave the dynamic table as it is now.
+        kept_bytes: what is kept of blocks and fields as objects, at most, and counted in the budget: without the first
+            FREE_BYTES, and without the heads of open calls.
         has_plain, has_grpc: whether one of the requests so far was plain HTTP; and whether one was a call.
     """
 
@@ -72,6 +79,7 @@ class HeaderReader:
         limits: Limits,
         response_encoding: str = "",
         admit: Callable[[Sequence[HeaderField], int], tuple[Any, int]] | None = None,
+        budget: MemoryBudget | None = None,
     ) -> None:
         self._limits = limits
         self._response_encoding = response_encoding
@@ -80,6 +88,9 @@ class HeaderReader:
         self._judge = RequestJudge(methods, limits, response_encoding, admit)
         self.has_plain = self.has_grpc = False
         self.memory: dict[bytes, RequestHead] = {}
+        self._memory_bytes = 0
+        self._budget = MemoryBudget(2**63 - 1) if budget is None else budget
+        self.kept_bytes = 0
 
     def judge_by(
         self,
@@ -88,7 +99,8 @@ class HeaderReader:
     ) -> None:
         """Have requests to come judged by these, and forget what was judged by others."""
         self._judge = RequestJudge(methods, self._limits, self._response_encoding, admit)
-        self.memory.clear()
+        self._forget_blocks()
+        self._count()
 
     def read(self, block: bytes) -> RequestHead:
         """The head of a request, for a block that is not in ``memory``.
@@ -97,26 +109,61 @@ class HeaderReader:
             HeaderBlockError: the connection has to end.
         """
         decoder = self.decoder
-        before = decoder.table_changes
+        before, made = decoder.table_changes, decoder.made_bytes
         fields, list_size = decoder.decode(block)
-        head = self._judge.judge(tuple(fields), list_size)
-        if head.plain is not None:
+        judge = self._judge
+        head = judge.judge(tuple(fields), list_size)
+        size = decoder.made_bytes - made + 8 * len(fields) + HEAD_BYTES
+        free, cost, entries = MAX_FREE_BYTES, 0, self._limits.header_memory_entries
+        if isinstance(head, PlainRequestHead):
             self.has_plain = True
+            size += PLAIN_FIELD_BYTES * len(fields) + list_size + HEAD_BYTES
+            free, cost, entries = MAX_FREE_PLAIN_BYTES, head.cost, entries >> 2
         elif not head.malformed:
             self.has_grpc = True
+        if size > free:
+            head.kept_bytes = size
+            head.long_way = True
         if decoder.table_changes != before:
-            self.memory.clear()
-        elif len(block) <= MAX_REMEMBERED_BYTES and head.error.__class__ is not CallRefused:
-            entries = self._limits.header_memory_entries
-            if isinstance(head, PlainRequestHead):
-                # What the driver makes of them takes several times their bytes.
-                if head.cost or list_size > MAX_REMEMBERED_LIST_BYTES:
-                    return head
-                entries >>= 2
-            if len(self.memory) >= entries:
-                self.memory.clear()
-            self.memory[block] = head
+            if self.memory:
+                self._forget_blocks()
+        elif len(block) <= MAX_REMEMBERED_BYTES and not cost and head.error.__class__ is not CallRefused:
+            size += len(block)
+            if self._memory_bytes + size > MAX_MEMORY_BYTES or len(self.memory) >= entries:
+                self._forget_blocks()
+            # Requests and responses have at least half of the memory, whatever is remembered.
+            if size <= MAX_MEMORY_BYTES >> 2 and self._budget.used + size <= self._budget.limit >> 1:
+                self.memory[block] = head
+                self._memory_bytes += size
+        kept = self._memory_bytes + judge.kept_bytes + decoder.table_size + FIELD_BYTES * len(decoder.entries)
+        kept = kept - FREE_BYTES if kept > FREE_BYTES else 0
+        if kept != self.kept_bytes:  # ``_count``, written out
+            self._budget.used += kept - self.kept_bytes
+            self.kept_bytes = kept
         return head
+
+    def forget(self) -> None:
+        """Remember nothing of what was read. The dynamic table stays, which the peer relies on."""
+        self._forget_blocks()
+        self._judge.forget()
+        self._count()
+
+    def close(self) -> None:
+        """Keep nothing: no block is read any more."""
+        self.decoder.entries.clear()
+        self.decoder.table_size = 0
+        self.forget()
+
+    def _forget_blocks(self) -> None:
+        self.memory.clear()
+        self._memory_bytes = 0
+
+    def _count(self) -> None:
+        decoder = self.decoder
+        kept = self._memory_bytes + self._judge.kept_bytes + decoder.table_size + FIELD_BYTES * len(decoder.entries)
+        kept = max(kept - FREE_BYTES, 0)
+        self._budget.used += kept - self.kept_bytes
+        self.kept_bytes = kept
 
     def read_trailers(self, block: bytes) -> str:
         """Decode a trailer section, which may change the table; returns why it is malformed, or "".
@@ -127,7 +174,8 @@ class HeaderReader:
         before = self.decoder.table_changes
         fields, _ = self.decoder.decode(block)
         if self.decoder.table_changes != before:
-            self.memory.clear()
+            self._forget_blocks()
+            self._count()
         return trailers_complaint(fields)
 
 

@@ -15,7 +15,7 @@ from hpack.table import HeaderTable
 
 from toutates.h2grpc.faults import ConnectionFault
 from toutates.h2grpc.frames import DEFAULT_HEADER_TABLE_SIZE, ErrorCodes
-from toutates.h2grpc.header_field import HeaderField
+from toutates.h2grpc.header_field import FIELD_BYTES, HeaderField
 from toutates.h2grpc.huffman import decode_huffman
 
 __all__ = ["HeaderBlockError", "HpackDecoder"]
@@ -58,9 +58,10 @@ class HpackDecoder:
 
     Attributes:
         table_changes: how often the dynamic table has changed. While it stays the same, a block means the same.
+        made_bytes: bytes of all fields that were made so far, rather than found in a table.
     """
 
-    __slots__ = ("_max_list_size", "entries", "max_table_size", "table_changes", "table_size")
+    __slots__ = ("_max_list_size", "entries", "made_bytes", "max_table_size", "table_changes", "table_size")
 
     def __init__(self, max_list_size: int) -> None:
         self._max_list_size = max_list_size
@@ -71,6 +72,7 @@ class HpackDecoder:
         # 4 KiB of a connection that fills the table.
         self.max_table_size = DEFAULT_HEADER_TABLE_SIZE
         self.table_changes = 0
+        self.made_bytes = 0
 
     def decode(self, block: bytes) -> tuple[list[HeaderField], int]:
         """The header list of a whole block, and its size in bytes by RFC 9113 section 6.5.2.
@@ -129,7 +131,9 @@ class HpackDecoder:
         else:
             name, at = _read_string(block, at)
         value, at = _read_string(block, at)
-        return HeaderField(name, value), at
+        field = HeaderField(name, value)
+        self.made_bytes += field.size + FIELD_BYTES
+        return field, at
 
     def _entry(self, index: int) -> HeaderField:
         try:

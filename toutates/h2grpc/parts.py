@@ -64,7 +64,7 @@ class Parts:
         )
         self.requests = Requests(limits, self.held, self.responder, shared, self.plain)
         self.blocks = HeaderBlocks(limits, shared.budget)
-        self.header_reader = HeaderReader(methods, limits, response_encoding, admit)
+        self.header_reader = HeaderReader(methods, limits, response_encoding, admit, shared.budget)
         self.deadlines = Deadlines()
         self.goodbye = Goodbye(self.table, self.settings, self.output)
         self.spending = Spending(limits)

@@ -267,8 +267,8 @@ class Receiver:
         self._requests.half_close(call)
         self._requests.complete(call, events)
 
-    def open_refused_stream(self, stream_id: int, head: RequestHead, now_ns: int, events: list[Event]) -> None:
-        """Open a stream whose head names no method that may be called: that of plain HTTP, or one that is refused."""
+    def open_unusual_stream(self, stream_id: int, head: RequestHead, now_ns: int, events: list[Event]) -> None:
+        """Open a stream whose head names no method that may be called, or has many fields."""
         try:
             self._open_stream(END_HEADERS, stream_id, head, now_ns, events)
         except StreamFault as fault:
@@ -288,6 +288,9 @@ class Receiver:
             raise StreamFault(stream_id, ErrorCodes.REFUSED_STREAM, "too many concurrent streams", limit)
         if head.malformed:
             raise StreamFault(stream_id, ErrorCodes.PROTOCOL_ERROR, head.malformed)
+        if head.kept_bytes and not self._held.has_room_for_head(head.kept_bytes):
+            text = "no memory for the request's header fields"
+            raise StreamFault(stream_id, ErrorCodes.REFUSED_STREAM, text, "server_buffer")
         if isinstance(head.error, CallRefused):
             self._spend("resets", "calls that are refused", now_ns, head.error.cost)
         make = Call
@@ -297,6 +300,8 @@ class Receiver:
                 self._spend("resets", "requests that are refused", now_ns, head.cost)
         call = make(self._responder, stream_id, head, self._settings.stream_window, self._limits.stream_window)
         table.streams[stream_id] = call
+        if head.kept_bytes:
+            self._held.hold_head(call)
         if head.timeout_ns is not None:
             self._deadlines.set(call, now_ns)
         if call.is_streaming and not self.begin_stream(call, events):

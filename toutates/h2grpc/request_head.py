@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from toutates.h2grpc.header_field import TIMEOUT, HeaderField, Pair, complaint
+from toutates.h2grpc.header_field import FIELD_BYTES, TIMEOUT, HeaderField, Pair, complaint
 from toutates.h2grpc.limits import Limits
 from toutates.h2grpc.messages import ENCODINGS
 from toutates.h2grpc.method import Method
@@ -22,8 +22,10 @@ from toutates.h2grpc.status import GrpcError, LimitExceeded, Status, parse_timeo
 
 __all__ = ["PlainRequestHead", "RequestHead", "RequestJudge", "trailers_complaint"]
 
-#: Verdicts on larger lists are not remembered: 128 of them would be megabytes per connection.
+#: Verdicts on larger lists are not remembered.
 MAX_REMEMBERED_LIST_BYTES: Final = 4_096
+#: What the verdicts that a connection remembers may take, bytes, as objects.
+MAX_VERDICT_BYTES: Final = 65_536
 
 
 class RequestHead:
@@ -41,6 +43,9 @@ class RequestHead:
         encoding: the ``grpc-encoding`` of the messages that follow.
         response_encoding: how responses are compressed; "" for not at all.
         content_length: bytes of DATA announced, which RFC 9113 section 8.1.1 makes binding.
+        kept_bytes: what it takes as objects, where that is so much that each call counts it; else 0.
+        long_way: whether the answers of unary calls are more than two frames behind each other: they are compressed, or
+            something has to be counted after them.
     """
 
     __slots__ = (
@@ -49,6 +54,8 @@ class RequestHead:
         "error",
         "fields",
         "http_method",
+        "kept_bytes",
+        "long_way",
         "malformed",
         "method",
         "not_grpc",
@@ -70,6 +77,8 @@ class RequestHead:
         self.encoding = "identity"
         self.response_encoding = ""
         self.content_length: int | None = None
+        self.kept_bytes = 0
+        self.long_way = False
 
     def with_fields(self, fields: tuple[HeaderField, ...], timeout_ns: int | None) -> RequestHead:
         """The same verdict on another header list."""
@@ -84,6 +93,8 @@ class RequestHead:
         head.encoding = self.encoding
         head.response_encoding = self.response_encoding
         head.content_length = self.content_length
+        head.kept_bytes = 0
+        head.long_way = self.long_way
         return head
 
     def metadata(self) -> list[tuple[str, str | bytes]]:
@@ -169,6 +180,8 @@ class RequestJudge:
         self._response_encoding = response_encoding
         #: stand-ins -> the verdict on them, and the index of their ``grpc-timeout``, or -1
         self.verdicts: dict[tuple[Pair, ...], tuple[RequestHead, int]] = {}
+        #: what they take at most
+        self.kept_bytes = 0
 
     def judge(self, fields: tuple[HeaderField, ...], list_size: int) -> RequestHead:
         """The head of a request with ``fields``, which are ``list_size`` bytes by RFC 9113 section 6.5.2."""
@@ -177,9 +190,14 @@ class RequestJudge:
         if known is None:
             known = self._verdict(stand_ins)
             if list_size <= MAX_REMEMBERED_LIST_BYTES:
-                if len(self.verdicts) >= self._limits.header_memory_entries:
-                    self.verdicts.clear()
+                size = 2 * FIELD_BYTES + FIELD_BYTES * len(stand_ins) + list_size
+                if (
+                    len(self.verdicts) >= self._limits.header_memory_entries
+                    or self.kept_bytes + size > MAX_VERDICT_BYTES
+                ):
+                    self.forget()
                 self.verdicts[stand_ins] = known
+                self.kept_bytes += size
         verdict, timeout_at = known
         if verdict.malformed or verdict.not_grpc:
             if verdict.malformed or self._admit is None:
@@ -205,6 +223,11 @@ class RequestJudge:
         if head.method is not None and head.method.variant is not None:
             head.method = head.method.variant(fields) or head.method
         return head
+
+    def forget(self) -> None:
+        """Remember no verdict any more."""
+        self.verdicts.clear()
+        self.kept_bytes = 0
 
     def _verdict(self, stand_ins: tuple[Pair, ...]) -> tuple[RequestHead, int]:
         verdict = _judge(stand_ins, self._methods, self._response_encoding)
@@ -247,6 +270,7 @@ def _judge(fields: tuple[Pair, ...], methods: Mapping[bytes, Method], response_e
     if response_encoding and head.method.compressible:
         accepted = values.get(b"grpc-accept-encoding", b"").decode("latin-1").split(",")
         head.response_encoding = response_encoding if response_encoding in map(str.strip, accepted) else ""
+        head.long_way = bool(head.response_encoding)
     return head
 
 

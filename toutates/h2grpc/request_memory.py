@@ -76,6 +76,25 @@ class RequestMemory:
         budget.used += TASK_BYTES
         budget.call_bytes += TASK_BYTES
 
+    def hold_head(self, stream: Stream) -> None:
+        """Count the header fields of an open call, which there is room for."""
+        size = stream.head.kept_bytes
+        stream.head_bytes = size
+        self.held_bytes += size
+        self._budget.used += size
+        self._budget.call_bytes += size
+
+    def release_head(self, stream: Stream) -> None:
+        """Stop counting the header fields of a call that has ended."""
+        self.held_bytes -= stream.head_bytes
+        self._budget.used -= stream.head_bytes
+        self._budget.call_bytes -= stream.head_bytes
+        stream.head_bytes = 0
+
+    def has_room_for_head(self, size: int) -> bool:
+        """Whether header fields of ``size`` bytes are within the bounds, that of open calls included."""
+        return self.held_bytes + size <= self._most and size <= self._budget.call_room
+
     def release(self, stream: Stream) -> None:
         """Free what is kept of a stream's request, and stop counting it."""
         if stream.assembler is not None:

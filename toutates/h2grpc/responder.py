@@ -120,7 +120,7 @@ class Responder:
             or size > windows.send
             or size > call.send_window
             or call.state is not HALF_CLOSED_REMOTE
-            or call.head.response_encoding
+            or call.head.long_way
             or not call.open
         ):
             self._reply_the_long_way(call, parts)
@@ -247,6 +247,7 @@ class Responder:
             and call.state is HALF_CLOSED_REMOTE
             and block.fits
             and not call.held_bytes
+            and not call.head_bytes
         ):
             windows.send -= size
             call.open = False
@@ -339,6 +340,8 @@ class Responder:
         """Drop a call that no answer can reach any more."""
         call.open = False
         self._held.release(call)
+        if call.head_bytes:
+            self._held.release_head(call)
         self._queue.forget(call)
         call.trailers = None
         self._streams.pop(call.stream_id, None)
@@ -366,6 +369,8 @@ class Responder:
         """Close a stream after our END_STREAM, by a reset if the client has not sent its own (RFC 9113 section 8.1)."""
         call.open = False
         self._held.release(call)
+        if call.head_bytes:
+            self._held.release_head(call)
         stream_id = call.stream_id
         self._streams.pop(stream_id, None)
         call.state = TRANSITIONS[call.state][Input.SEND_END_STREAM][1]

@@ -62,6 +62,8 @@ class Stream:
     kept_bytes: int = 0
     #: bytes of the request that count as buffered
     held_bytes: int = 0
+    #: bytes counted for its header fields, where they are many
+    head_bytes: int = 0
     #: bytes counted for the task of a streaming call's handler
     task_bytes: int = 0
     headers_sent: bool = False

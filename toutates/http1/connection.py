@@ -69,6 +69,7 @@ class Connection:
         answers: to the requests so far.
         behind: whether ``go_on`` has something to do at once.
         latest: the head of the last request, if all that has come is read and another plain request may follow.
+        remembered_bytes: what the heads that are remembered take.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Connection:
         self._make_request = make_request
         self._make_memory = make_memory
         self._heads: dict[bytes, Head] = {}
+        self.remembered_bytes = 0
         self.latest: Head | None = None
         #: what came; read up to ``_at``, and looked through for a head's end up to ``_seen``
         self._data = b""
@@ -120,7 +122,12 @@ class Connection:
         self._admit = admit
         self.answers.write_refusal = write_refusal
         self._make_request = make_request
+        self.forget()
+
+    def forget(self) -> None:
+        """Remember no head any more."""
         self._heads.clear()
+        self.remembered_bytes = 0
         self.latest = None
 
     def receive(self, data: bytes) -> list[Request]:
@@ -396,9 +403,15 @@ class Connection:
         head.plain = head.refusal is None and head.body_size >= 0 and head.keep_alive
         head.plain = head.plain and not (head.coding or head.expects_continue)
         if len(octets) <= limits.max_remembered_size and limits.remembered_heads:
-            if len(self._heads) >= limits.remembered_heads:
-                del self._heads[next(iter(self._heads))]
+            size = len(octets) + head.kept_bytes
+            while self._heads and (
+                len(self._heads) >= limits.remembered_heads
+                or self.remembered_bytes + size > limits.max_remembered_bytes
+            ):
+                oldest = next(iter(self._heads))
+                self.remembered_bytes -= len(oldest) + self._heads.pop(oldest).kept_bytes
             self._heads[octets] = head
+            self.remembered_bytes += size
             head.octets = octets
             head.whole_size = len(octets) + head.body_size
         return head

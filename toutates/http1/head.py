@@ -28,6 +28,9 @@ _NO_TOKEN: Final = re.compile(rb"[^!#$%&'*+.^_`|~0-9A-Za-z-]")
 _BARE_LF: Final = re.compile(rb"(?<!\r)\n")
 #: llhttp refuses methods that it does not know and reads some in other ways. It gets this one whatever came.
 _METHOD: Final = b"POST"
+#: Bytes that a head takes as objects, at most: beside its fields, and each field beside twice its own bytes.
+_HEAD_BYTES: Final = 1_024
+_FIELD_BYTES: Final = 224
 _CHUNKED_HEAD: Final = b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n"
 
 
@@ -53,6 +56,7 @@ class Head:
             connection goes on after it; set by the connection.
         octets: all of it, up to and with the empty line; b"" if it is not remembered. Set by the connection.
         whole_size: bytes of a plain request with this head; set by the connection.
+        kept_bytes: what it takes as objects, at most; set by ``read_head``.
         purpose: what ``admit`` has found out about the request, for whoever answers it; None until it sets it.
         in_memory: whether whoever answers it takes a large body in memory of its own (``body_memory``), and minds that
             it is only a part of its buffer; set by ``admit``.
@@ -69,6 +73,7 @@ class Head:
         "http_1_0",
         "in_memory",
         "keep_alive",
+        "kept_bytes",
         "max_body_size",
         "method",
         "names",
@@ -115,6 +120,7 @@ class Head:
         self.plain = False
         self.octets = b""
         self.whole_size = 0
+        self.kept_bytes = 0
         self.purpose: Any = None
         self.in_memory = False
         self.aligned_at = 0
@@ -209,7 +215,7 @@ def read_head(octets: bytes, limits: Limits) -> Head:
     http_1_0 = minor == b"0"
     if hosts > 1 or (not hosts and not http_1_0):
         raise Refused(400, "a request names its host once (RFC 9112 section 3.2)")
-    return Head(
+    head = Head(
         method.decode("ascii"),
         target.decode("ascii"),
         fields,
@@ -217,6 +223,8 @@ def read_head(octets: bytes, limits: Limits) -> Head:
         keep_alive=_keeps_alive(fields.get("connection", ""), http_1_0=http_1_0),
         names=tuple(names.values()),
     )
+    head.kept_bytes = _HEAD_BYTES + _FIELD_BYTES * len(reader.fields) + 2 * len(octets)
+    return head
 
 
 def _keeps_alive(connection: str, *, http_1_0: bool) -> bool:

@@ -24,7 +24,8 @@ class Limits:
         max_pipelined: requests of one connection that wait for their answers. Further ones are not read meanwhile.
         remembered_heads: heads that a connection remembers, so that one that comes again is not parsed again. A client
             sends the same few over and over.
-        max_remembered_size: bytes of a head that is remembered; with the number above, what a peer can fill.
+        max_remembered_size: bytes of a head that is remembered.
+        max_remembered_bytes: what remembered heads take together as objects, which is several times their bytes.
         keep_alive_s: seconds for which the driver keeps a connection without a request, at least. Clients are told so
             by ``Keep-Alive`` (RFC 2068 section 19.7.1.1); 0 tells them nothing.
     """
@@ -38,4 +39,5 @@ class Limits:
     max_pipelined: int = 16
     remembered_heads: int = 8
     max_remembered_size: int = 2_048
+    max_remembered_bytes: int = 131_072
     keep_alive_s: int = 0

@@ -210,6 +210,10 @@ class Connection(Protocol):
         """The peer's socket takes more again: handlers that wait for that may go on."""
         return
 
+    def trim(self) -> None:
+        """Forget what only makes the next requests cheaper. Called while there have been none for some time."""
+        return
+
 
 NO_DEADLINES: Final = _NoDeadlines()
 

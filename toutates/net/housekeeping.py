@@ -219,11 +219,16 @@ class Housekeeper:
                 yield transport, finding
 
     def _look_at(self, transport: Transport, notes: _Notes, now_ns: int) -> Finding | None:
+        streams, connection = notes.counted_streams, transport.connection
         self._count(transport, notes)
         if transport.closing:
             return None
-        self._open_calls += transport.connection.open_calls
-        held_bytes = transport.connection.held_bytes + transport.waiting_bytes
+        self._open_calls += connection.open_calls
+        held_bytes = connection.held_bytes
+        if held_bytes and notes.counted_streams == streams:
+            connection.trim()
+            held_bytes = connection.held_bytes
+        held_bytes += transport.waiting_bytes
         self._held_bytes += held_bytes
         # Without these the others together are within the limit, so that no more need be remembered.
         if held_bytes * self._round_size > self._budget.limit:

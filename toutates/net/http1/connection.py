@@ -8,6 +8,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final
 
+from toutates.h2grpc.budget import FREE_BYTES
 from toutates.h2grpc.message_memory import MemoryPool, MessageMemory
 from toutates.h2grpc.stream import Buffer
 from toutates.http1 import Connection as Http1
@@ -78,6 +79,8 @@ class HttpConnection(Connection):
         self._budget = worker.budget
         #: what the budget counts of requests that are not whole, and of answers that were not taken
         self._counted_bytes = 0
+        #: and of heads that were remembered, without the first FREE_BYTES
+        self._counted_heads = 0
         self.full = False
         self._closed = False
         #: whether requests that have come wait until the peer reads
@@ -262,8 +265,10 @@ class HttpConnection(Connection):
             calls = [self._large(call) if isinstance(call.body, MessageMemory) else call for call in calls]
         self.direct = http.direct or self._foreseen is not None
         receiving = http.receiving
-        if self._counted_bytes or receiving is not Receiving.IDLE:
+        if self._counted_bytes or receiving is not Receiving.IDLE or len(self._answers.queue) > 1:
             self._count()
+        if http.remembered_bytes - FREE_BYTES > self._counted_heads:
+            self._count_heads(http.remembered_bytes - FREE_BYTES)
         if receiving is Receiving.PAUSED or self.full:
             # What is read in vain would have to be kept, so nothing is.
             self.full = (receiving is Receiving.PAUSED and not http.behind) or self._keeps_much
@@ -295,7 +300,7 @@ class HttpConnection(Connection):
 
     def _count(self) -> None:
         """Have the budget count what is held now; not done for requests that came whole and wait for nothing."""
-        held_bytes = self._http.held_bytes
+        held_bytes = self._held_bytes
         self._budget.used += held_bytes - self._counted_bytes
         self._counted_bytes = held_bytes
 
@@ -363,11 +368,26 @@ class HttpConnection(Connection):
         self._counted_bytes = 0
         return []
 
+    def _count_heads(self, size: int) -> None:
+        """Have the budget count remembered heads. Requests and answers have at least half of the memory."""
+        budget = self._budget
+        budget.used += size - self._counted_heads
+        self._counted_heads = size
+        if budget.used > budget.limit >> 1:
+            self.trim()
+
+    def trim(self) -> None:
+        """Forget the heads that are remembered."""
+        self._http.forget()
+        self._budget.used -= self._counted_heads
+        self._counted_heads = 0
+
     def _close(self) -> None:
         self._closed = True
         self.behind = self.full = self.direct = False
         self._http.lose()
         self._count()
+        self.trim()
 
     # --- what it is at -----------------------------------------------------------------------------------------------
 
@@ -398,8 +418,15 @@ class HttpConnection(Connection):
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of requests that are not whole or that handlers keep, and of answers that are not sent."""
-        return self._http.held_bytes + self.kept_bytes
+        """Bytes of requests that are not whole or that handlers keep, of answers that are not sent, and of heads."""
+        return self._held_bytes + self.kept_bytes + self._counted_heads
+
+    @property
+    def _held_bytes(self) -> int:
+        # The head of a request that waits alone is no more than the connection itself takes.
+        queue = self._answers.queue
+        heads = sum([request.head.kept_bytes for request in queue]) if len(queue) > 1 else 0
+        return self._http.held_bytes + heads
 
 
 _LEAVING: Final = Leaving()
