@@ -63,11 +63,7 @@ class ThreadPool:
         )
         if not failed:
             return cast("T", result)
-        error = failed.pop()
-        try:
-            raise error
-        finally:
-            del error
+        raise failed.pop()
 
 
 def _run(failed: list[BaseException], work: Callable[[*Ts], T], arguments: tuple[*Ts]) -> T | None:
