@@ -243,7 +243,7 @@ def test_a_browser_is_refused_what_foreign_pages_have_it_send(server: ServerProc
         for port, path in ((server.rest_port, "/docs"), (server.http_port, "/"), (server.http_port, "/debug/tasks")):
             tab.go(f"http://evil.example:{port}{path}")
             tab.wait_for(lambda: "--allowed-hosts" in tab.text("body"))
-        tab.go(f"http://{url}/v2/health/ready")
+        tab.go(f"http://{url}/docs")
         tab.wait_for(lambda: tab.evaluate("location.host") == url)
         assert json.loads(tab.evaluate(_SCRIPT.replace("PATH", "/v2/logging")))["log_info"] is True
     with client_of(server) as client:

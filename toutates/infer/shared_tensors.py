@@ -140,7 +140,7 @@ class SharedTensors:
             return replace(place, region=own_name(owner, name))
 
         other = copy(self)
-        other.owner = owner
+        other.owner, other.others = owner, {}  # of its own: plans that lead back to themselves would need a collector
         other.inputs = [None if given is None else (own(given[0]), given[1]) for given in self.inputs]
         other.outputs = {index: own(place) for index, place in self.outputs.items()}
         other.places = tuple(map(own, self.places))
