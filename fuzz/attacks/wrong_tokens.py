@@ -28,6 +28,8 @@ _KEY_BYTES: Final = 256
 _AT_ONCE: Final = 50
 _WRONG_KEYS: Final = 10
 _PATIENCE_S: Final = 1.0
+#: A time that is larger than every floating-point number.
+_NO_FLOAT: Final = 10**400
 
 
 class WrongTokens(Attack):
@@ -35,8 +37,8 @@ class WrongTokens(Attack):
 
     name = "wrong-tokens"
     summary = (
-        "wrong keys, and tokens whose RS256 signature is wrong, each another one, 50 at a time over gRPC and 11 over "
-        "REST, on 16 connections"
+        "wrong keys, and tokens whose RS256 signature is wrong or whose `exp` has 401 digits, each another one, 50 at "
+        "a time over gRPC and 11 over REST, on 16 connections"
     )
     limit = (
         "UNAUTHENTICATED, 401; HTTP's connections end with the first wrong signature, those of gRPC after some hundred "
@@ -105,7 +107,8 @@ class WrongTokens(Attack):
         number = next(self._numbers)
         if not is_token:
             return "authorization", f"Bearer wrong-{os.getpid()}-{number}"
-        claims = {"iss": _ISSUER, "aud": _AUDIENCE, "sub": f"s{number}", "exp": int(time.time()) + 3_600}
+        ends = _NO_FLOAT + number if number % 4 == 1 else int(time.time()) + 3_600
+        claims = {"iss": _ISSUER, "aud": _AUDIENCE, "sub": f"s{number}", "exp": ends}
         parts = [_coded_json({"alg": "RS256", "kid": _KEY_ID}), _coded_json(claims)]
         # Below every modulus of this size: a number above it is refused without a computation.
         return "authorization", "Bearer " + ".".join([*parts, _coded(b"\x01" + os.urandom(_KEY_BYTES - 1))])

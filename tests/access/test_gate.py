@@ -151,8 +151,11 @@ def _pem_arguments() -> tuple[Any, Any]:
         (lambda: token(aud=None), "it is for another audience"),
         (lambda: token(exp=None), "it does not say when it ends"),
         (lambda: token(exp=int(NOW_S) - 11), "it has expired"),
-        (lambda: unsigned({"alg": "RS256", "kid": "rsa"}, exp=True), "its claim exp is no time"),
-        (lambda: unsigned({"alg": "RS256", "kid": "rsa"}, exp=float("nan")), "its claim exp is no time"),
+        (lambda: unsigned({"alg": "RS256", "kid": "rsa"}, exp=0), "its signature is wrong"),
+        (lambda: unsigned({"alg": "RS256", "kid": "rsa"}, exp=10**400), "it cannot be read"),
+        (lambda: token(exp=True), "its claim exp is no time"),
+        (lambda: token(exp=float("nan")), "its claim exp is no time"),
+        (lambda: token(exp=1e999), "its claim exp is no time"),
         (lambda: token(nbf=int(NOW_S) + 11), "it is not valid yet"),
         (lambda: token(iat=int(NOW_S) + 11), "it is not valid yet"),
         (lambda: token(sub=None), "it has no subject"),
@@ -213,14 +216,16 @@ def test_signatures_are_checked_once_per_token_whatever_becomes_of_it(
 
     monkeypatch.setattr(tokens, "_check_signature", count)
     good, bad = token(), token("other", head={"kid": "rsa"})
+    late, early = token(exp=int(NOW_S) - 100), token(nbf=int(NOW_S) + 100)
     for _ in range(3):
         gate.caller_of(bearer(good))
         assert "its signature is wrong" in refusal(gate, bearer(bad))
+        assert "it has expired" in refusal(gate, bearer(late))
+        assert "it is not valid yet" in refusal(gate, bearer(early))
     # Long ones, and those that cannot be right, are not even looked at.
     assert "more than" in refusal(gate, b"Bearer " + b"a.b." + b"c" * 1_000_000)
-    refusal(gate, bearer(token(exp=int(NOW_S) - 100)))
     refusal(gate, bearer(token(iss="nobody")))
-    assert checked == [good, bad]
+    assert checked == [good, bad, late, early]
 
 
 def test_a_flood_of_wrong_tokens_keeps_little_and_pushes_nobody_out(

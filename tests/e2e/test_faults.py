@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import resource
@@ -13,18 +14,22 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pytest
 
+from tests.e2e.http import get, peer_of
 from tests.e2e.inside import Inside, serve
 from tests.e2e.models import add_model, greedy_model
 from tests.e2e.process import ServerProcess, command, environment, running
-from tests.e2e.wire import Answer, Client, client_of, framed
+from tests.e2e.wire import PLAIN, Answer, Client, client_of, framed
 from tests.ports import free_port
 from tests.waiting import wait_until
+from toutates.access.callers import Caller
+from toutates.access.gate import Gate
 from toutates.backends.onnx import loader
 from toutates.backends.onnx.session import ModelSession
 from toutates.engine import executor_threads as threads_module
@@ -43,6 +48,7 @@ from toutates.protocol.grpc_service_pb2 import (
     RepositoryIndexResponse,
     ServerReadyResponse,
 )
+from toutates.system.address import Address
 
 SERVICE: Final = "/inference.GRPCInferenceService/"
 INFER: Final = SERVICE + "ModelInfer"
@@ -72,6 +78,56 @@ def few(repository: Path, tmp_path: Path) -> Path:
     (tmp_path / "few").mkdir()
     os.symlink(repository / "versions", tmp_path / "few" / "versions")
     return tmp_path / "few"
+
+
+# --- requests that cannot be judged
+
+
+def test_a_request_that_cannot_be_judged_fails_alone_on_its_connection(
+    few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rules = {
+        "keys": [
+            {
+                "name": "one",
+                "sha256": sha256(b"good").hexdigest(),
+                "groups": ["inference", "metadata", "model-config", "metrics"],
+            }
+        ]
+    }
+    (tmp_path / "access.yaml").write_text(json.dumps(rules))  # JSON is YAML
+    find = Gate.caller_of
+
+    def fail_or_find(self: Gate, field: bytes | None) -> Caller:
+        if field == b"Bearer bug":
+            raise OverflowError("a bug")
+        return find(self, field)
+
+    monkeypatch.setattr(Gate, "caller_of", fail_or_find)
+    bug, good = ("authorization", "Bearer bug"), ("authorization", "Bearer good")
+    metadata = ModelReadyRequest(name="versions").SerializeToString()
+
+    def visit(inside: Inside) -> None:
+        with client_of(inside.port) as client:
+            for path, message in ((INFER, versions(7)), (SERVICE + "ModelMetadata", metadata)):
+                for _ in range(2):
+                    assert client.call(path, message, [bug]).status == ("13", "internal error")
+                    assert client.call(path, message, [good]).status[0] == "0"
+            for path in ("/v2/models/versions", "/v2/models/versions/config"):
+                for caller, status in ((bug, "500"), (good, "200"), (bug, "500"), (good, "200")):
+                    get_it = [*PLAIN, (":method", "GET"), caller]
+                    assert client.answer(client.start(path, get_it, end=True)).headers[":status"] == status
+            assert client.terminated is None
+        assert inside.server.http_address is not None
+        for port in (inside.port, inside.server.http_address[1]):
+            with peer_of(port) as peer:
+                for caller, code in ((bug, 500), (good, 200), (bug, 500), (good, 200)):
+                    path = "/metrics" if port != inside.port else "/v2/models/versions"
+                    assert peer.ask(get(path, ": ".join(caller))).status == code
+
+    metrics_addr = Address("127.0.0.1", 0)
+    assert serve(few, visit, access_file=tmp_path / "access.yaml", metrics_addr=metrics_addr) == 0
+    assert "OverflowError: a bug" in caplog.text
 
 
 # --- executors whose threads die

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from hashlib import sha256
 from typing import Final
 
-from toutates.access.callers import Caller
+from toutates.access.callers import FOR_EVER, Caller
 from toutates.access.quotas import Quotas
 from toutates.access.rules import AccessRules
 from toutates.access.tokens import BadToken, NotYet, WrongSignature, caller_of_token, looks_like_token
@@ -63,7 +63,7 @@ class Era:
     Attributes:
         rules: as given.
         known: callers by the hash of what they send.
-        refused: the reason by the hash of a token that is never accepted.
+        refused: by the hash of a token, why it is not accepted, and until when, monotonic.
         anonymous: whoever sends nothing.
     """
 
@@ -72,7 +72,7 @@ class Era:
     def __init__(self, rules: AccessRules) -> None:
         self.rules = rules
         self.known: dict[bytes, Caller] = {}
-        self.refused: dict[bytes, str] = {}
+        self.refused: dict[bytes, tuple[str, int]] = {}
         self.anonymous = _Anonymous("a caller without key or token", rules.anonymous)
 
 
@@ -157,8 +157,8 @@ class Gate:
         now_ns = self._now_ns()
         if caller is not None and caller.until_ns > now_ns:
             return caller
-        reason = era.refused.get(digest)
-        if reason is not None:
+        reason, until_ns = era.refused.get(digest, ("", 0))
+        if until_ns > now_ns:
             raise Unauthenticated(f"The token is not accepted: {reason}")
         caller = self._verify(era, field, digest, now_ns)
         if len(era.known) >= MAX_KNOWN:
@@ -180,9 +180,9 @@ class Gate:
             return caller_of_token(text, era.rules, self.quotas, self._wall_s(), now_ns)
         except BadToken as error:
             reason = str(error)
-            if not isinstance(error, NotYet):
-                if len(era.refused) >= MAX_REFUSED:
-                    era.refused.clear()
-                era.refused[digest] = reason
+            if len(era.refused) >= MAX_REFUSED:
+                era.refused.clear()
+            wait_ns = int(min(error.wait_s * 1e9, FOR_EVER)) if isinstance(error, NotYet) else FOR_EVER
+            era.refused[digest] = reason, now_ns + wait_ns
             was_dear = isinstance(error, WrongSignature)
             raise Unauthenticated(f"The token is not accepted: {reason}", was_dear=was_dear) from None

@@ -1,7 +1,7 @@
 """JSON Web Tokens (RFC 7519), from their text to who is meant.
 
-What costs nothing comes first: length, issuer, the key's id, the algorithm, and the times. A token has one signature
-checked at most. The caller is known only when that is right.
+Nothing is read but what says which key it is signed with: issuer, the key's id, and the algorithm. Everything else is
+what its issuer has said, or anybody else, until the signature is right. A token has one signature checked at most.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ __all__ = ["BadToken", "NotYet", "WrongSignature", "caller_of_token", "looks_lik
 #: Texts of a claim that lists groups or models.
 MAX_LISTED: Final = 1_000
 MAX_SUBJECT: Final = 256
+#: Digits of a whole number in a token. Times have ten.
+MAX_DIGITS: Final = 20
 _NS: Final = 1_000_000_000
 
 
@@ -29,7 +31,16 @@ class BadToken(Exception):
 
 
 class NotYet(BadToken):
-    """A token is not valid yet."""
+    """A token is not valid yet.
+
+    Args:
+        text: says so.
+        wait_s: for how long.
+    """
+
+    def __init__(self, text: str, wait_s: float) -> None:
+        super().__init__(text)
+        self.wait_s = wait_s
 
 
 class WrongSignature(BadToken):
@@ -66,12 +77,12 @@ def caller_of_token(text: str, rules: AccessRules, quotas: Quotas, now_s: float,
         raise BadToken("its algorithm is not that of the key")
     if "crit" in head:
         raise BadToken("it has extensions that are not understood")
+    _check_signature(text, key.key, key.algorithm)
     ends_s = _check_times(claims, issuer, now_s)
     _check_audience(claims, issuer)
     subject = claims.get("sub")
     if not isinstance(subject, str) or not 0 < len(subject) <= MAX_SUBJECT:
         raise BadToken("it has no subject")
-    _check_signature(text, key.key, key.algorithm)
     groups, models = issuer.groups, issuer.models
     if issuer.groups_claim:
         groups &= frozenset(_texts(claims, issuer.groups_claim))
@@ -84,9 +95,15 @@ def caller_of_token(text: str, rules: AccessRules, quotas: Quotas, now_s: float,
     return Caller(f"token {printable(subject, MAX_SUBJECT)}", groups, models, bucket, until_ns, owner)
 
 
+def _whole(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError("more digits than any number of a token has")
+    return int(digits)
+
+
 def _part(text: str) -> dict[str, Any]:
     try:
-        read = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        read = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)), parse_int=_whole)
     except (ValueError, RecursionError):
         read = None
     if not isinstance(read, dict):
@@ -108,8 +125,9 @@ def _check_times(claims: dict[str, Any], issuer: Issuer, now_s: float) -> float:
         raise BadToken("it does not say when it ends")
     if times["exp"] + issuer.leeway_s <= now_s:
         raise BadToken("it has expired")
-    if max(times.get("nbf", 0.0), times.get("iat", 0.0)) - issuer.leeway_s > now_s:
-        raise NotYet("it is not valid yet")
+    wait_s = max(times.get("nbf", 0.0), times.get("iat", 0.0)) - issuer.leeway_s - now_s
+    if wait_s > 0:
+        raise NotYet("it is not valid yet", wait_s)
     return times["exp"]
 
 

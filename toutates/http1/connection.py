@@ -397,8 +397,9 @@ class Connection:
         limits = self._limits
         head = read_head(octets, limits)
         admit_head(head, self._admit)
-        if head.refusal is not None and head.refusal.ends:
-            head.keep_alive = False
+        # What a bug of the server's own has refused may be none the next time.
+        if head.refusal is not None and (head.refusal.ends or head.refusal.status == 500):
+            head.keep_alive = head.keep_alive and not head.refusal.ends
             return head
         head.plain = head.refusal is None and head.body_size >= 0 and head.keep_alive
         head.plain = head.plain and not (head.coding or head.expects_continue)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, Final
@@ -23,10 +24,11 @@ from toutates.h2grpc.events import (
     RequestEnded,
     StreamOpened,
 )
-from toutates.h2grpc.method import MessageHandler, Method
+from toutates.h2grpc.header_field import HeaderField
+from toutates.h2grpc.method import Guard, MessageHandler, Method, Variant
 from toutates.h2grpc.plain import Admit, PlainCall
 from toutates.h2grpc.shared import Shared
-from toutates.h2grpc.status import GrpcError, LimitExceeded, Metadata, Status
+from toutates.h2grpc.status import CallRefused, GrpcError, LimitExceeded, Metadata, Status
 from toutates.net.connection import Service
 from toutates.net.grpc.inflation import inflation
 from toutates.net.grpc.streaming import ServerStream
@@ -84,7 +86,7 @@ class GrpcService(Service):
         self._worker = worker
         self._plain = plain
         self._http_fields = http_fields
-        self.methods = methods
+        self.methods = self._judging(methods)
         self._response_encoding = response_encoding
         self._statuses = statuses
         #: what this one was made beside of; None for nothing
@@ -97,6 +99,35 @@ class GrpcService(Service):
         self._nursery: trio.Nursery
 
     # --- for the worker ----------------------------------------------------------------------------------------------
+
+    def _judging(self, methods: Mapping[bytes, Method]) -> Mapping[bytes, Method]:
+        """The same methods; what their guards and variants fail with ends one call, and not its connection."""
+        return {
+            path: method
+            if method.guard is None and method.variant is None
+            else replace(
+                method,
+                guard=None if method.guard is None else partial(self._judge, method, method.guard),
+                variant=None if method.variant is None else partial(self._vary, method, method.variant),
+            )
+            for path, method in methods.items()
+        }
+
+    def _judge(self, method: Method, guard: Guard, fields: Sequence[HeaderField]) -> GrpcError | None:
+        try:
+            return guard(fields)
+        except MemoryError:
+            return CallRefused(Status.RESOURCE_EXHAUSTED, "the server is out of memory")
+        except Exception as error:
+            self._worker.incidents.bug(f"judging of a call of {method.path}", error)
+            return CallRefused(Status.INTERNAL, "internal error")
+
+    def _vary(self, method: Method, variant: Variant, fields: Sequence[HeaderField]) -> Method | None:
+        try:
+            return variant(fields)
+        except Exception as error:
+            self._worker.incidents.bug(f"judging of a call of {method.path}", error)
+            return None
 
     def start(self, nursery: trio.Nursery) -> None:
         """Make what the connections share, on the worker's thread; handlers of streams run in ``nursery``."""
@@ -123,7 +154,7 @@ class GrpcService(Service):
         other = copy(self)
         other._origin = self._origin or self
         other._plain = plain
-        other.methods = self.methods if methods is None else methods
+        other.methods = self.methods if methods is None else self._judging(methods)
         return other
 
     def connect(self) -> ServerConnection:

@@ -89,6 +89,23 @@ def refusals(worker: Worker, handler: Handler) -> Callable[[Refused], tuple[byte
     return write
 
 
+def admission(worker: Worker, handler: Handler) -> Callable[[Head], int]:
+    """What judges heads; whatever a judgement fails with is the refusal of one request."""
+
+    def admit(head: Head) -> int:
+        try:
+            return handler.admit(head)
+        except Refused:
+            raise
+        except MemoryError:
+            raise Refused(503, "the server is out of memory", ends=True) from None
+        except Exception as error:
+            worker.incidents.bug(f"judging of {head.method} {head.path[:100]}", error)
+            raise Refused(500, "internal error") from None
+
+    return admit
+
+
 def fail_call(worker: Worker, handler: Handler, call: HttpCall, error: Exception) -> None:
     """Answer a request with the status of what its handler raised."""
     try:
@@ -143,7 +160,7 @@ class HttpService(Service):
         return HttpConnection(
             worker,
             self._limits,
-            handler.admit,
+            admission(worker, handler),
             refusals(worker, handler),
             handler.call_class,
             worker.message_memory,
@@ -156,11 +173,11 @@ class HttpService(Service):
         Called on the worker's thread.
         """
         self._handler = handler
-        write_refusal = refusals(self._worker, handler)
+        write_refusal, admit = refusals(self._worker, handler), admission(self._worker, handler)
         for transport in self._worker.transports.open.values():
             connection = transport.connection
             if transport.service is self and isinstance(connection, HttpConnection):
-                connection.answer_by(handler.admit, write_refusal, handler.call_class)
+                connection.answer_by(admit, write_refusal, handler.call_class)
 
     def handle(self, link: Any, event: Any) -> None:
         """Deal with one event of a connection. A request, nearly every event, is handed to the handler here."""

@@ -16,7 +16,7 @@ from toutates.http1 import Head, Limits, Refused
 from toutates.http1.coding import Inflater
 from toutates.http1.head import admit_head
 from toutates.net.http1.call import HttpCall
-from toutates.net.http1.service import Handler, fail_call, http_limits, refusals
+from toutates.net.http1.service import Handler, admission, fail_call, http_limits, refusals
 from toutates.net.http2.blocks import Blocks
 from toutates.net.http2.heads import read_head, unread_head
 from toutates.net.side_thread import outcome_of
@@ -43,6 +43,7 @@ class PlainHttp:
         self.handler = handler
         self.blocks = Blocks(worker.date)
         self.write_refusal = refusals(worker, handler)
+        self._admit = admission(worker, handler)
         self._limits: Limits | None = None
 
     def admit(self, fields: Sequence[HeaderField], size: int) -> tuple[Head, int]:
@@ -53,11 +54,14 @@ class PlainHttp:
             head = read_head(fields, size, self._limits)
         except Refused as refusal:
             return unread_head(fields, refusal), 0
-        admit_head(head, self.handler.admit)
+        admit_head(head, self._admit)
         head.max_body_size = min(head.max_body_size, self._limits.max_body_size)
         head.plain = head.refusal is None and not head.coding
         head.in_memory = head.in_memory and head.plain
-        return head, COST_OF_END if head.refusal is not None and head.refusal.ends else 0
+        if head.refusal is None:
+            return head, 0
+        # What costs nothing is remembered; a bug of the server's own is not.
+        return head, COST_OF_END if head.refusal.ends else int(head.refusal.status == 500)
 
     def handle(self, link: Any, call: PlainCall) -> None:
         """Have the first such request of a connection answered; the others go to its ``StreamAnswers`` at once."""
