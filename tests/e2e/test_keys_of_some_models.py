@@ -62,18 +62,18 @@ def test_what_belongs_to_all_models_is_for_keys_of_all(server: ServerProcess) ->
     assert "debug, logging, metrics" in warning
     status = {"some": 403, "every": 200}
     for name in KEYS:
-        fields = [f"Authorization: {key_of(name)['authorization']}", "Host: localhost"]
+        field = f"Authorization: {key_of(name)['authorization']}"
         for port, path in (
             (server.rest_port, "/v2/logging"),
             (server.rest_port, "/metrics"),
             *((server.http_port, path) for path in ("/metrics", "/", "/status.json", "/graph.svg", "/debug/tasks")),
         ):
             with peer_of(port) as peer:
-                answer = peer.ask(get(path, *fields).replace(b"Host: here\r\n", b""))
+                answer = peer.ask(get(path, field))
             assert answer.status == (404 if path == "/graph.svg" and name == "every" else status[name]), path
             assert name == "every" or b"theirs" not in answer.body
         with peer_of(server.rest_port) as peer:
-            assert peer.ask(post("/v2/logging", "{}", fields[0])).status == status[name]
+            assert peer.ask(post("/v2/logging", "{}", field)).status == status[name]
     with grpcclient.InferenceServerClient(server.address) as client:
         with pytest.raises(grpcclient.InferenceServerException, match="about all models"):
             client.update_log_settings({"log_info": False}, headers=key_of("some"))
