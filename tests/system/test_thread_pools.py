@@ -46,6 +46,7 @@ def test_jobs_of_one_kind_do_not_wait_for_those_of_another() -> None:
         release.wait(120)
 
     async def run() -> str:
+        release.clear()
         async with trio.open_nursery() as nursery:
             for _ in range(5):
                 nursery.start_soon(slow.run, wait)
