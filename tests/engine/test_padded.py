@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.engine.support import Rig, model, tensor, wait_until
+from toutates.engine.drain import UNKNOWN_S
 from toutates.engine.lane_table import MAX_LANES
 from toutates.engine.lengths import Buckets
 from toutates.engine.padded.padding import PaddedInput, Padding
@@ -210,11 +211,15 @@ def test_what_waits_when_the_version_closes_is_answered() -> None:
 def test_more_rows_than_may_be_under_way_are_refused() -> None:
     rig = texts(batch_size=2, capacity=2)
     with rig.running():
+        rig.worker.add_padded("before", ids(5))
+        rig.worker.end_round()
+        rig.worker.collect("before")
         held(rig)
         for at in range(3):
             rig.worker.add_padded(at, ids(5))
-        with pytest.raises(Overloaded, match="has 4 of at most 4 rows"):
+        with pytest.raises(Overloaded, match="has 4 of at most 4 rows") as refused:
             rig.worker.add_padded("late", ids(5))
+        assert refused.value.retry_after_s not in (None, UNKNOWN_S), "by what the run before has taken"
         rig.worker.end_round()
         rig.gate.set()
         rig.worker.collect("held", 0, 1, 2)

@@ -117,6 +117,7 @@ def test_rows_are_bounded_beside_the_queue() -> None:
         with pytest.raises(Overloaded, match="'capacity'") as refused:
             rig.worker.add("b", rig.lane((4,)), rows(1))
         assert type(refused.value) is Overloaded
+        assert refused.value.retry_after_s is not None
         rig.worker.end_round()
         rig.gate.set()
         rig.worker.collect("a")

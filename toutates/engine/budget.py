@@ -16,7 +16,7 @@ All of it is guarded by the SuperTensor's lock.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -82,6 +82,7 @@ class Budget:
         waiting: requests that wait; counted only where their number is bounded.
         share_bytes: memory that is left for each row that may still come.
         left: rows that have left so far.
+        wall_ns: how long runs take, by the bit length of their rows: ``Lane.wall_ns`` of the last one.
         easy_bytes: as long as no more memory than this is used, each such row has its share.
     """
 
@@ -98,6 +99,7 @@ class Budget:
         "rows",
         "share_bytes",
         "waiting",
+        "wall_ns",
     )
 
     def __init__(
@@ -115,6 +117,7 @@ class Budget:
         self._drain = drain or Drain()
         self._name = name
         self._open_batches = open_batches
+        self.wall_ns: Sequence[int] = ()
 
     # --- rows --------------------------------------------------------------------------------------------------------
 
@@ -290,14 +293,12 @@ class Budget:
 
     def wait_s(self, more: int = 1) -> float:
         """Seconds until there is room for ``more`` rows again, as ``Drain`` has it."""
-        row_ns = 0.0
-        lane = next(iter(self._open_batches), None)
-        if lane is not None:
-            # By what runs take, where nothing was measured yet: of a full batch, or of whatever there was.
-            for size in range(len(lane.wall_ns) - 1, 0, -1):
-                if lane.wall_ns[size]:
-                    row_ns = lane.wall_ns[size] / (1 << size - 1)
-                    break
+        row_ns, wall_ns = 0.0, self.wall_ns
+        # By what runs take, where nothing was measured yet: of a full batch, or of whatever there was.
+        for size in range(len(wall_ns) - 1, 0, -1):
+            if wall_ns[size]:
+                row_ns = wall_ns[size] / (1 << size - 1)
+                break
         return self._drain.wait_s(self.rows, self.left, row_ns, more)
 
     def _overloaded(self, rows: int, text: str, bound: int, more: int) -> Overloaded:

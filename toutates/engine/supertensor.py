@@ -345,7 +345,7 @@ class SuperTensor:
                 f"model '{self.name}': no memory for one more batch of {room} rows, which takes "
                 f"{room * lane.row_memory} bytes; try again later, or lower 'batch_size' or 'capacity' in its "
                 f"{self.budget.bounds.keys.file}"
-            ) from None
+            ).after(self.budget.wait_s(rows)) from None
 
     def check_fit(self, lane: Lane, rows: int, held_bytes: int) -> None:
         """Check that one request that may need several batches fits in now. Call with the lock held.
@@ -470,6 +470,8 @@ class SuperTensor:
         self.queue.running.discard(batch)
         budget.rows -= batch.counted
         budget.left += batch.counted
+        if batch.lane.computes:
+            budget.wall_ns = batch.lane.wall_ns
         budget.memory_bytes -= batch.memory_bytes
         if batch.rows >= batch.room and not batch.lent_at:
             self.lanes.widen_after(batch)

@@ -467,6 +467,7 @@ def test_vectors_of_tokens_count_as_memory_under_way(tmp_path: Path) -> None:
         assert compute(model, ["one two three"] * 5, every).error is None  # of 120 bytes each
         error = compute(model, ["one two three"] * 20, every).error
         assert isinstance(error, Overloaded)
+        assert error.retry_after_s is not None
         assert "results under way" in str(error)
         assert compute(model, ["one two three"] * 20).error is None
         assert model.statistics().occupancy.in_flight_bytes == 0  # type: ignore[attr-defined]

@@ -114,8 +114,9 @@ def test_what_is_held_is_bounded_by_rows_and_by_bytes() -> None:
     order.take(outcome(last))
     first, second = (order.begin(heard.consumer, at, 1) for at in range(2))
     order.take(outcome(second, size=101))
-    with pytest.raises(Overloaded, match="101 bytes"):
+    with pytest.raises(Overloaded, match="101 bytes") as refused:
         order.begin(heard.consumer, 9, 1)
+    assert refused.value.retry_after_s is not None
     order.take(outcome(first))
     assert order.statistics() == (0, 0, 0)
 

@@ -188,7 +188,7 @@ class EnsemblePort:
             f"way, and this request has {rows} more; try again later, or raise max_batch_size or capacity",
             state.bounds.rows,
             rows,
-        )
+        ).after(state.wait_s(rows))
 
     def _open(self, way: EnsembleWay) -> None:
         """Begin to put a group together."""

@@ -12,6 +12,7 @@ from typing import Any
 from toutates.backends.ensemble.binding import Binding, BoundStep
 from toutates.backends.ensemble.graph import Graph
 from toutates.engine.counters import ExecutorCounters, VersionCounters
+from toutates.engine.drain import Drain
 from toutates.engine.response_counters import ResponseCounters
 from toutates.engine.result import Timing
 from toutates.system.errors import ModelNotReady, Overloaded
@@ -59,7 +60,8 @@ class EnsembleState:
         self.responses = ResponseCounters()
         self.binding: Binding | None = None
         self.bindings = 0
-        self.rows = 0
+        self.rows = self._left = 0
+        self._drain = Drain()
         self.memory_bytes = 0
         self.groups = 0
         self.closed = False
@@ -169,8 +171,13 @@ class EnsembleState:
             raise Overloaded(
                 f"ensemble '{self.graph.model}' has {self.memory_bytes} of at most {self.bounds.memory_bytes} bytes of "
                 f"tensors under way, and there are {held_bytes} more; try again later, or raise capacity_bytes"
-            )
+            ).after(self._drain.wait_s(self.rows, self._left))
         self.memory_bytes += held_bytes
+
+    def wait_s(self, rows: int) -> float:
+        """Seconds until there is room for so many rows, as ``Drain`` has it."""
+        with self._lock:
+            return self._drain.wait_s(self.rows, self._left, more=rows)
 
     def split(self, binding: Binding, more: int) -> None:
         """One group has become several: ``more`` of them."""
@@ -197,6 +204,7 @@ class EnsembleState:
         """
         with self._lock:
             self.rows -= rows
+            self._left += rows
             self.memory_bytes -= held_bytes
             self.groups -= 1
             binding.groups -= 1

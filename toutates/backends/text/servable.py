@@ -291,7 +291,7 @@ class TextServable(BatchedServable, TextModel):
                 f"model '{self.supertensor.name}' has {budget.memory_bytes} of at most {budget.bounds.memory_bytes} "
                 "bytes of texts and results under way, and this request makes more; send fewer texts at once, or raise "
                 f"{budget.bounds.keys.memory} in its {budget.bounds.keys.file}"
-            )
+            ).after(budget.wait_s())
             return
         request.size += more
         budget.memory_bytes += more

@@ -14,6 +14,7 @@ from collections import deque
 from typing import Any
 
 from toutates.engine.cache.cutting import size_of
+from toutates.engine.drain import Drain
 from toutates.engine.result import BatchResult, PendingRequest, Split
 from toutates.engine.servable import Consumer
 from toutates.system.errors import Overloaded
@@ -79,8 +80,9 @@ class Order:
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
         self._places: deque[Place] = deque()
-        self._rows = 0
+        self._rows = self._left = 0
         self._bytes = 0
+        self._drain = Drain()
         #: what leaves next, for the thread that hands it over
         self._leaving: list[tuple[Consumer, BatchResult]] = []
         self._is_handing_over = False
@@ -100,7 +102,7 @@ class Order:
                     f"turn, with {self._bytes} bytes of outputs; try again later, or raise its 'capacity'",
                     self._most_rows,
                     place.rows,
-                )
+                ).after(self._drain.wait_s(self._rows, self._left, more=place.rows))
             self._places.append(place)
             self._rows += place.rows
         return place
@@ -172,6 +174,7 @@ class Order:
                 return
             places.popleft()
             self._rows -= place.rows
+            self._left += place.rows
 
 
 def _alone(result: BatchResult, request: PendingRequest) -> BatchResult:
