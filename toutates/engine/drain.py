@@ -23,7 +23,7 @@ FARTHEST: Final = 4
 #: What leaves is counted over so long at least, and over so long at most, if refusals come all the time.
 _SHORT_NS: Final = 50_000_000
 _LONG_NS: Final = 1_000_000_000
-#: After so long without a refusal, what was counted before it says nothing.
+#: Where nobody was refused for so long, what was measured before is not used any more.
 _STALE_NS: Final = 10_000_000_000
 
 

@@ -434,6 +434,26 @@ def test_only_so_many_wait_for_one_request(inner: Inner) -> None:
     assert len(caller.contents) == MAX_WAITING + 3
 
 
+def test_the_copy_of_a_request_that_is_awaited_counts_as_bytes_of_the_cache(inner: Inner) -> None:
+    servable, cache = cached(inner, 4_096)
+    caller = Caller(servable)
+    for value in range(4):
+        caller.send(f"first {value}", value)
+        inner.answer(outputs_of(value), at=value)
+    assert cache.statistics().entries == 3
+    for number in range(3):
+        caller.send(f"large {number}", 1, rows=700)
+    assert len(inner.added) == 5, "the last two wait, and answers have made room"
+    assert cache.statistics().used_bytes == 4 * 700 + 1_024
+    for number in range(3):
+        caller.send(f"other {number}", 2, rows=700)
+    assert len(inner.added) == 8, "of whose copy there is no room"
+    for at in range(4, 8):
+        inner.answer(outputs_of(*[0.0] * 700), at=at)
+    assert len(caller.contents) == 10
+    assert cache.statistics().used_bytes <= 4_096
+
+
 def test_inputs_given_as_arrays_and_contents_are_the_same_as_packed_ones(inner: Inner) -> None:
     servable, _ = cached(inner)
     caller = Caller(servable)

@@ -143,7 +143,7 @@ class TextBackend:
         slices = batch.among(first, rows)
         counters = self._counters
         self.started_ns = began_ns = time.monotonic_ns()
-        # The executor knows that one of several requests is waited for.
+        # The executor has seen that a caller of the batch waits; others of it may have left.
         late = self._late(slices) if len(slices) > 1 else ()
         if late:
             slices = [own for own in slices if own[0] not in late]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from toutates.engine.cache.store import ENTRY_BYTES
 from toutates.engine.calls import Calls, ModelCall, Outcome
 from toutates.engine.lane import RowShapes
 from toutates.engine.result import BatchResult, Outputs, PendingRequest
@@ -21,14 +22,19 @@ class Asked:
         shapes: of one row of each input, as the graph has them.
         outputs: indices of those that are wanted; None for all.
         contents: bytes of each input.
+
+    Attributes:
+        size: of these, and of itself.
+        Others: as given, copied.
     """
 
-    __slots__ = ("contents", "outputs", "shapes")
+    __slots__ = ("contents", "outputs", "shapes", "size")
 
     def __init__(self, shapes: RowShapes, outputs: Sequence[int] | None, contents: Sequence[Buffer]) -> None:
         self.shapes = shapes
         self.outputs = None if outputs is None else tuple(outputs)
         self.contents = [bytes(content) for content in contents]
+        self.size = sum(map(len, self.contents)) + ENTRY_BYTES
 
 
 class Again:
@@ -75,7 +81,7 @@ class Again:
         )
 
     def _with_whole_texts(self, outputs: Outputs, rows: int) -> Outputs:
-        """Outputs that were joined of several batches: their BYTES are no rows."""
+        """Outputs that were joined of several batches. Their BYTES cannot be cut into rows, and are taken whole."""
         forms = dict(outputs.forms or {})
         for index, spec in enumerate(self._servable.signature.outputs):
             if not spec.datatype.size:

@@ -4,8 +4,9 @@
     under way    another request computes the same: this one waits for its answer
     neither      the request goes on; its answer is kept, and handed to those that wait for it
 
-An answer that lacks an output, or none that can be kept, is nobody else's: those that wait for it are computed
-themselves, of a copy of their inputs, which are alike.
+An answer that lacks an output, or whose outputs cannot be cut out of its batch, is for its own request alone. Those
+that wait for it are then computed, of a copy of the inputs, which are the same for all of them. The copy counts as
+bytes of the cache; where there is no room for it, nobody waits.
 A request that waits takes no rows. One that has a timeout or a priority of its own does not wait, and nobody waits
 for it, because its end may be its own.
 """
@@ -306,8 +307,7 @@ class CachingPort:
             if answer is None:
                 other = None if alone or version.lacks_outputs else version.under_way.get(key)
                 took_ns = time.monotonic_ns() - began_ns
-                if other is not None and len(other.waiting) < MAX_WAITING and (other.asked or asked):
-                    other.asked = other.asked or asked
+                if other is not None and len(other.waiting) < MAX_WAITING and self._may_wait(other, asked):
                     other.waiting.append((self, context, rows))
                     cache.count_hits(version.owner, 1, took_ns)
                 else:
@@ -316,6 +316,12 @@ class CachingPort:
         if answer is not None:
             self._add_found(answer, rows, context, began_ns)
         return goes_on
+
+    def _may_wait(self, other: Computed, asked: Asked | None) -> bool:
+        """Whether there is, or can be, a copy of what another request asks for. With the lock held."""
+        if other.asked is None and asked is not None and self._cache.hold(asked.size):
+            other.asked = asked
+        return other.asked is not None
 
     def _announce(self, goes_on: Any) -> None:
         """Let others wait for a request that the version has taken, and has not answered yet."""
@@ -408,6 +414,8 @@ class CachingPort:
             if version.under_way.get(computed.key) is computed:
                 del version.under_way[computed.key]
             waiting, computed.waiting = computed.waiting, []
+            if computed.asked is not None:
+                self._cache.let_go(computed.asked.size)
         if not waiting:
             return
         if error is None and (outputs is None or outputs.missing):

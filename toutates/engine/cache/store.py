@@ -14,7 +14,7 @@ from typing import Final
 from toutates.engine.counters import CacheCounters
 from toutates.engine.result import Outputs
 
-__all__ = ["LEAST_CACHE_BYTES", "CacheStatistics", "CachedAnswer", "Owner", "ResponseCache"]
+__all__ = ["ENTRY_BYTES", "LEAST_CACHE_BYTES", "CacheStatistics", "CachedAnswer", "Owner", "ResponseCache"]
 
 #: What an entry takes beside the bytes of its outputs and its key: its place in two tables, and its objects (measured).
 ENTRY_BYTES: Final = 1_024
@@ -70,7 +70,7 @@ class CacheStatistics:
 
     Attributes:
         size_bytes: what it may hold.
-        used_bytes, entries: what it holds.
+        used_bytes, entries: what it holds; the bytes of requests that others wait for, too.
         hits, misses: look-ups that have found an answer, or none.
         evictions: entries that made room for others.
         lookup_ns, insertion_ns: time that look-ups and insertions have taken.
@@ -163,17 +163,36 @@ class ResponseCache:
         with self.lock:
             if owner.is_over or key in self._entries:
                 return True
-            for _ in range(_REMOVED_AT_ONCE):
-                if self._used + size <= self.size_bytes:
-                    self._entries[key] = CachedAnswer(key, outputs, size, owner, is_small)
-                    self._used += size
-                    owner.keys.add(key)
-                    return True
-                oldest, left_out = self._entries.popitem(last=False)
-                left_out.owner.keys.discard(oldest)
-                self._used -= left_out.size
-                self._evictions += 1
+            if not self._make_room(size):
+                return not self._entries  # then all of it holds requests
+            self._entries[key] = CachedAnswer(key, outputs, size, owner, is_small)
+            self._used += size
+            owner.keys.add(key)
+        return True
+
+    def _make_room(self, size: int) -> bool:
+        """Leave out some answers for so many bytes; returns whether there is room now. With the lock held."""
+        for _ in range(_REMOVED_AT_ONCE):
+            if self._used + size <= self.size_bytes:
+                return True
+            if not self._entries:
+                return False
+            oldest, left_out = self._entries.popitem(last=False)
+            left_out.owner.keys.discard(oldest)
+            self._used -= left_out.size
+            self._evictions += 1
         return False
+
+    def hold(self, size: int) -> bool:
+        """Count the bytes of a request that others wait for, if there is room. Call with the lock held."""
+        has_room = self._make_room(size)
+        if has_room:
+            self._used += size
+        return has_room
+
+    def let_go(self, size: int) -> None:
+        """Bytes that were counted by ``hold`` are no more. Call with the lock held."""
+        self._used -= size
 
     def count_insertion(self, owner: Owner, ns: int) -> None:
         """Count the time of an insertion, which belongs to its miss. Call with the lock held."""
