@@ -25,7 +25,7 @@ from toutates.h2grpc.events import (
     StreamOpened,
 )
 from toutates.h2grpc.header_field import HeaderField
-from toutates.h2grpc.method import Guard, MessageHandler, Method, Variant
+from toutates.h2grpc.method import Guard, MessageHandler, Method, NoMethods, Variant
 from toutates.h2grpc.plain import Admit, PlainCall
 from toutates.h2grpc.shared import Shared
 from toutates.h2grpc.status import CallRefused, GrpcError, LimitExceeded, Metadata, Status
@@ -102,6 +102,8 @@ class GrpcService(Service):
 
     def _judging(self, methods: Mapping[bytes, Method]) -> Mapping[bytes, Method]:
         """The same methods; what their guards and variants fail with ends one call, and not its connection."""
+        if isinstance(methods, NoMethods):
+            return methods  # which have no list: whatever is called is refused
         return {
             path: method
             if method.guard is None and method.variant is None
