@@ -12,9 +12,10 @@ import numpy.testing as npt
 import pytest
 from onnx import TensorProto, helper
 
-from tests.engine.support import DOUBLE_LENGTHS, Rig, double, inline_time, model, tensor
+from tests.engine.support import DOUBLE_LENGTHS, Rig, double, inline_time, model, tensor, wait_until
 from toutates.engine import executor, lane_table
 from toutates.engine.lane import LEAST_LENT_BYTES, Batch
+from toutates.engine.long_copies import STEP_BYTES
 from toutates.engine.submitter import ALIGNMENT
 from toutates.system.errors import ExecutionFailed, InvalidRequest, ModelNotReady, Overloaded
 
@@ -396,3 +397,27 @@ def test_an_output_that_is_the_input_is_a_copy_of_it() -> None:
         npt.assert_array_equal(negated[0], -ROW)
         npt.assert_array_equal(same[0], ROW)
     assert running.lent == [True]
+
+
+def test_a_row_that_is_copied_and_takes_long_leaves_rounds_to_others(running: Running) -> None:
+    """The message is read-only, and so cannot be lent; the rounds between are those of other requests."""
+    length = 5 * STEP_BYTES // 8
+    large = np.arange(length, dtype=np.float32)
+    worker = running.rig.workers[0]
+    message = bytes(ALIGNMENT) + large.tobytes()
+    running.add("large", message, length=length)
+    for number in range(2):  # the third step is the last one
+        running.add(number, bytes(ALIGNMENT) + ROW.tobytes())
+        npt.assert_array_equal(running.answer(number)[0], 2 * ROW)
+        assert "large" not in [context for _, batch in running.runs for own in batch.pending for context, *_ in own]
+    worker.end_round()
+    [answer] = worker.collect("large")
+    npt.assert_array_equal(answer[0], 2 * large)
+
+
+def test_what_a_worker_was_copying_when_it_ended_holds_up_nobody(running: Running) -> None:
+    length = 5 * STEP_BYTES // 8
+    running.add("large", bytes(ALIGNMENT + 4 * length), length=length)
+    running.rig.workers[0].end_round()
+    running.rig.close(workers_ended=True)
+    wait_until(lambda: running.rig.supertensor.queue.finished)

@@ -23,6 +23,7 @@ from toutates.engine.lane import (
     Piece,
     RowShapes,
 )
+from toutates.engine.long_copies import STEP_BYTES, LongCopies, may_be_kept
 from toutates.engine.result import BatchResult, PendingRequest, Split
 from toutates.engine.servable import Buffer, Consumer, Content, view_of
 from toutates.engine.splits import KeptSplit, batch_of_contents, batch_of_pieces
@@ -99,6 +100,7 @@ class Submitter:
         self._at_round_end = consumer.at_round_end
         self._about = consumer.about
         self.counters = consumer.counters
+        self._long_copies = LongCopies(supertensor, consumer.at_round_end)
         self._commit_asked = False
         #: batches with rows reserved since the last commit
         self._touched: set[Batch] = set()
@@ -155,8 +157,11 @@ class Submitter:
             if len(spans) == 2:
                 row_bytes = way.row_bytes[0]
                 view = batch.views[self._port][0]
-                content = buffer if rows < way.large_rows else memoryview(buffer)
-                view[first * row_bytes : end * row_bytes] = content[spans[0] : spans[1]]
+                if rows < way.large_rows:
+                    view[first * row_bytes : end * row_bytes] = buffer[spans[0] : spans[1]]
+                else:
+                    target = view[first * row_bytes : end * row_bytes]
+                    self._write(batch, target, memoryview(buffer)[spans[0] : spans[1]])
             else:
                 self._copy(batch, way.lane, first, rows, buffer, spans, 0)
         except BaseException:
@@ -179,7 +184,7 @@ class Submitter:
                 ):
                     start = part.offset * row_bytes
                     own = view_of(content)[start : start + part.rows * row_bytes]
-                    view[part.first * row_bytes : (part.first + part.rows) * row_bytes] = own
+                    self._write(part.batch, view[part.first * row_bytes : (part.first + part.rows) * row_bytes], own)
             self._enter(parts, context, self._split(way.lane, rows, contents, len(parts)))
         finally:
             self._after_adding(full=True)
@@ -449,8 +454,16 @@ class Submitter:
         whole = memoryview(buffer)
         for view, row_bytes in zip(batch.views[self._port], lane.row_bytes, strict=True):
             start = spans[at] + offset * row_bytes
-            view[first * row_bytes : (first + rows) * row_bytes] = whole[start : start + rows * row_bytes]
+            target = view[first * row_bytes : (first + rows) * row_bytes]
+            self._write(batch, target, whole[start : start + rows * row_bytes])
             at += 2
+
+    def _write(self, batch: Batch, target: memoryview, content: memoryview) -> None:
+        """Copy a content into a batch; one that takes long in steps, which end in a later round."""
+        if len(content) <= STEP_BYTES or not may_be_kept(content):
+            target[:] = content
+        else:
+            self._long_copies.begin(batch, target, content)
 
 
 class StringPort:

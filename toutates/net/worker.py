@@ -499,15 +499,16 @@ class Worker:
         self._is_behind = False
         if len(callbacks) == 1:
             self._run_all(callbacks)
-            return
-        until_ns = time.monotonic_ns() + ROUND_END_NS
-        for done, callback in enumerate(callbacks, 1):
-            self._run_all((callback,))
-            if done < len(callbacks) and time.monotonic_ns() >= until_ns:
-                self._round_end[:0] = callbacks[done:]
-                self._is_behind = True
-                self.schedule.go_on()
-                break
+        else:
+            until_ns = time.monotonic_ns() + ROUND_END_NS
+            for done, callback in enumerate(callbacks, 1):
+                self._run_all((callback,))
+                if done < len(callbacks) and time.monotonic_ns() >= until_ns:
+                    self._round_end[:0] = callbacks[done:]
+                    self._is_behind = True
+                    break
+        if self._round_end:
+            self.schedule.go_on()
 
     def _run_all(self, callbacks: Sequence[Callable[[], None]]) -> None:
         for callback in callbacks:
