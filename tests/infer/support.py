@@ -171,6 +171,8 @@ class KnownPort:
         self.counters = consumer.counters
         self.packed = packed
         self.added: list[Added] = []
+        #: of all that were ever added
+        self.callers: list[object] = []
         self.refusal: BaseException | None = None
         self.commits = 0
 
@@ -180,6 +182,7 @@ class KnownPort:
     def add_packed(self, way: Lane, rows: int, context: Any, buffer: Any, spans: Sequence[int]) -> None:
         assert way.packed
         self._refuse()
+        self.callers.append(self.consumer.caller(context))
         pairs = zip(spans[::2], spans[1::2], strict=True)
         self.added.append(Added(context, rows, [bytes(buffer[start:end]) for start, end in pairs]))
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from tests.infer.support import KnownCall, KnownServable, KnownTransport, KnownWorker, Served, signature_of
+from tests.infer.support import PEER, KnownCall, KnownServable, KnownTransport, KnownWorker, Served, signature_of
 from toutates.access.callers import Caller, Patterns
 from toutates.access.quotas import Bucket, Quota
 from toutates.infer.charging import ChargingInferService
@@ -84,6 +84,16 @@ def test_request_that_waits_for_its_model_again_is_still_its_callers(leaves: int
     assert [(call, error) for call, error, _ in place.transport.failed] == [(second, QuotaExceeded)]
     assert place.transport.held_bytes == 0
     assert place.service.gate.caller is None
+
+
+@pytest.mark.parametrize(("name", "expected"), [("key one", "key one"), ("", PEER)])
+def test_a_request_is_its_callers_or_else_its_connections(name: str, expected: str) -> None:
+    place = Place(Caller(name, frozenset({"inference"})))
+    place.ask()
+    place.table = place.served
+    place.loaded()
+    place.ask()
+    assert place.servable.ports[-1].callers == [expected] * 2
 
 
 def test_request_that_waits_again_is_held_against_the_models_of_its_caller() -> None:

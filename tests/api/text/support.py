@@ -132,12 +132,14 @@ class Double(TextModel):
     """A text model.
 
     Attributes:
+        asked, callers: texts with their options, and whose they were.
         held: while it is a list, texts wait in it.
     """
 
     def __init__(self, info: TextInfo = EMBEDDER) -> None:
         self._info = info
         self.asked: list[tuple[Sequence[Any], TextOptions]] = []
+        self.callers: list[object] = []
         self.held: list[Callable[[], None]] | None = None
         self.signature = Signature((), (), batched=False)
         self.ready = True
@@ -164,6 +166,7 @@ class Double(TextModel):
         if self.full:
             raise Overloaded("the model has as many texts under way as it may have")
         self.asked.append((texts, options))
+        self.callers.append(caller)
 
         def compute() -> None:
             on_done(self._result(texts, options))

@@ -247,6 +247,15 @@ def test_who_is_one_too_many_is_told_when_to_come_again() -> None:
         assert full.ask("/v1/embeddings", {"input": "a", "model": "minilm"}).status == 429
 
 
+def test_texts_are_their_callers_or_else_their_connections(tmp_path: Path) -> None:
+    body = {"input": "a", "model": "minilm"}
+    for path, expected in ((key_file(tmp_path, "first"), "key in line 3"), (None, "here")):
+        model = Double()
+        with front({"minilm": model}, key_file=path) as api:
+            assert api.ask("/v1/embeddings", body, authorization="Bearer first").status == 200
+        assert model.callers == [expected]
+
+
 def test_keys_are_asked_for_and_read_again(tmp_path: Path) -> None:
     path = key_file(tmp_path, "first", "second")
     with front(key_file=path) as api:
