@@ -281,5 +281,5 @@ def test_scan_takes_contents_and_ids_of_every_length() -> None:
         data = field(3, b"i" * size) + field(7, b"r" * size)
         scanned = scan(data, 0, len(data))
         assert scanned is not None
-        assert scanned[:2] == (b"", field(3, b"i" * size))
+        assert scanned[:2] == (b"", field(3, b"i" * size)[:70_000])  # of a longer one than is taken, the beginning
         assert data[scanned[2][0] : scanned[2][1]] == b"r" * size

@@ -26,6 +26,8 @@ _ID_TAG: Final = 3 << 3 | 2
 _RAW_TAG: Final = 7 << 3 | 2
 _PARAMETER_TAG: Final = 4 << 3 | 2
 _OTHER_TAGS: Final = frozenset(number << 3 | 2 for number in (1, 2, 5, 6))
+#: Bytes of an ``id`` that nobody takes (``reading.MAX_ID_BYTES``).
+_LONG_ID: Final = 70_000
 
 #: The key, the id field as it stands in the request or b"", and a list of start and end of each raw content.
 Scan = tuple[bytes, bytes, list[int]]
@@ -34,7 +36,8 @@ Scan = tuple[bytes, bytes, list[int]]
 def scan(buffer: bytes, at: int, end: int) -> Scan | None:
     """Separate a request's constant bytes from its ``id`` and raw contents.
 
-    The ``id`` is returned with its tag and length, since a response has it in a field of the same number.
+    The ``id`` is returned with its tag and length, since a response has it in a field of the same number. Of one that
+    is longer than any that is taken, its beginning.
 
     Args:
         buffer: holds the message.
@@ -64,9 +67,9 @@ def scan(buffer: bytes, at: int, end: int) -> Scan | None:
             elif tag == _ID_TAG:
                 if identifier:
                     return None  # the last one would count
-                identifier = buffer[field_at:at]
+                identifier = buffer[field_at:at] if length <= _LONG_ID else buffer[field_at : field_at + _LONG_ID]
                 # It goes back as it is, and a client cannot read a response with a string that is not UTF-8.
-                if not identifier.isascii() and not _is_utf8(buffer[start:at]):
+                if not identifier.isascii() and length <= _LONG_ID and not _is_utf8(buffer[start:at]):
                     return None
             elif tag in _OTHER_TAGS or (tag == _PARAMETER_TAG and not names_sequence(buffer, start, at)):
                 continue
