@@ -9,9 +9,10 @@ from typing import Any, Final
 import pytest
 from onnx import TensorProto, helper
 
-from tests.engine.support import PATIENCE_S, Rig, inline_time, model, tensor, unary
+from tests.engine.support import PATIENCE_S, Rig, inline_time, model, tensor, unary, wait_until
 from tests.engine.test_lent_rows import ALWAYS, Message
 from toutates.engine.lane import LEAST_LENT_BYTES, Batch, GatheredLane
+from toutates.engine.long_copies import STEP_BYTES
 from toutates.engine.submitter import StringPort
 from toutates.protocol import strings
 from toutates.protocol.strings import EncodedStrings
@@ -355,4 +356,21 @@ def test_errors_that_wait_for_their_callers_keep_nothing_of_what_was_run() -> No
             for error in running.rig.worker.collect(*contexts):
                 assert isinstance(error, ExecutionFailed)
                 assert (error.__traceback__, error.__cause__, error.__context__) == (None, None, None)
+    running.rig.assert_empty()
+
+
+@pytest.mark.parametrize(
+    "elements", [[b"x" * STEP_BYTES, b"yz"], [b"0123"] * (STEP_BYTES // 8 + 1)], ids=["few", "many"]
+)
+def test_elements_that_it_takes_long_to_copy_stay_where_they_are_while_they_wait(elements: Sequence[bytes]) -> None:
+    running = Running(shape=(len(elements),), is_quick=False)
+    with running.rig.running():
+        running.rig.wait_idle()
+        running.rig.gate.clear()
+        message, end = message_of(*elements)
+        running.add("a", message, end)
+        assert not message.is_free
+        running.rig.gate.set()
+        assert running.answer("a").tolist() == [list(elements)]
+        wait_until(lambda: message.is_free)
     running.rig.assert_empty()

@@ -261,7 +261,7 @@ class Submitter:
         is_large = end - start >= LEAST_LENT_BYTES and buffer.__class__ not in _COPIED
         if is_large and self._add_lent_strings(way, rows, context, buffer, start, end):
             return
-        strings = self._strings_of(way, rows, context, memoryview(buffer)[start:end])
+        strings = self._strings_of(way, rows, context, memoryview(buffer), start, end)
         self._add_pieces(way, rows, context, [strings], end - start)
 
     def _add_lent_strings(
@@ -286,14 +286,19 @@ class Submitter:
         executor.run_inline(batch, self._deliver)
         return True
 
-    def _strings_of(self, lane: GatheredLane, rows: int, context: Any, content: memoryview) -> StringRows:
-        """A copy of the elements of a request."""
+    def _strings_of(
+        self, lane: GatheredLane, rows: int, context: Any, whole: memoryview, start: int, end: int
+    ) -> StringRows:
+        """The elements of a request: a copy, or where they lie, where that is a message that it takes long to copy."""
         tensor, shape = self._of_strings(lane, rows)
         # What is wrong with few elements is known now, and told with the words that the caller has for its requests.
         prefix = ""
-        if are_many(prod(shape), len(content)):
+        if are_many(prod(shape), end - start):
             prefix = request_prefix(self._about(context).identifier)
-        return StringRows.received(content, shape, tensor=tensor, model=self._supertensor.name, prefix=prefix)
+        model = self._supertensor.name
+        if end - start > STEP_BYTES and end < len(whole) and may_be_kept(whole) and not whole.readonly:
+            return StringRows.lying(whole[start : end + 1], shape, tensor=tensor, model=model, prefix=prefix)
+        return StringRows.received(whole[start:end], shape, tensor=tensor, model=model, prefix=prefix)
 
     def _of_strings(self, lane: GatheredLane, rows: int) -> tuple[str, tuple[int, ...]]:
         """Name and shape of a request's only input."""

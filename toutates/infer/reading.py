@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ctypes import addressof, c_char
 from dataclasses import dataclass
-from typing import Final
+from mmap import mmap
+from typing import Any, Final, cast
 
 import numpy as np
 
 from toutates.engine.lane import Piece
+from toutates.engine.long_copies import STEP_BYTES
 from toutates.engine.servable import Buffer
 from toutates.infer.plan import Plan
 from toutates.infer.regions import Place
@@ -22,7 +25,16 @@ from toutates.protocol.strings import StringRows
 from toutates.protocol.typed_contents import LARGE_MESSAGE_BYTES, TypedReader, cut_contents
 from toutates.system.errors import InvalidRequest, MalformedMessage
 
-__all__ = ["MAX_ID_BYTES", "ReadRequest", "arrays_of", "contents_of", "id_too_long", "read_request", "request_id"]
+__all__ = [
+    "MAX_ID_BYTES",
+    "ReadRequest",
+    "arrays_of",
+    "contents_of",
+    "id_too_long",
+    "place_of",
+    "read_request",
+    "request_id",
+]
 
 #: Longest ``id`` of a request, bytes: it is kept while the request waits, in memory that no limit counts.
 MAX_ID_BYTES: Final = 65_536
@@ -103,6 +115,15 @@ def contents_of(read: ReadRequest, validated: ValidatedRequest, version: ServedV
             raise size_mismatch(request.id, spec.name, version.model, size, len(raw), validated.rows)
         contents.append(raw)
     return contents
+
+
+def place_of(content: Buffer) -> tuple[Buffer, tuple[int, int]] | None:
+    """The memory of a large message that a content of more than a few megabytes lies in, and where; else None."""
+    source: Any = content.obj if isinstance(content, memoryview) else None
+    if len(content) <= STEP_BYTES or not isinstance(source, mmap):
+        return None
+    start = addressof(c_char.from_buffer(content)) - addressof(c_char.from_buffer(source))
+    return cast("Buffer", source), (start, start + len(content))
 
 
 def arrays_of(plan: Plan, contents: Sequence[Buffer], identifier: str) -> list[Piece]:

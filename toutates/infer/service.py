@@ -23,7 +23,15 @@ from toutates.infer.parking import Parking
 from toutates.infer.plan import Plan
 from toutates.infer.plan_cache import PlanCache
 from toutates.infer.ports import Ports
-from toutates.infer.reading import MAX_ID_BYTES, arrays_of, contents_of, id_too_long, read_request, request_id
+from toutates.infer.reading import (
+    MAX_ID_BYTES,
+    arrays_of,
+    contents_of,
+    id_too_long,
+    place_of,
+    read_request,
+    request_id,
+)
 from toutates.infer.regions import Place, Regions
 from toutates.infer.scanning import Layout, scan
 from toutates.infer.sequenced import SequenceLayout, sequence_layout
@@ -497,6 +505,9 @@ class InferService:
                 at += len(content)
             buffer = contents[0] if len(contents) == 1 else b"".join(contents)
             self._pack_said(call, plan, plan.writer, id_field, buffer, spans, said)
+            return
+        if plan.packed is not None and said is None and (place := place_of(contents[0])) is not None:
+            self._pack(call, plan, plan.packed, id_field, *place)  # BYTES that it takes long to copy
             return
         self._add_arrays(call, plan, id_field, contents, identifier, said)
 

@@ -198,20 +198,23 @@ class StringRows:
         return rows
 
     @classmethod
-    def lying(cls, content: memoryview, shape: Sequence[int], *, tensor: str, model: str) -> StringRows:
-        """The rows of one tensor where they lie, with few elements, which are located now.
+    def lying(
+        cls, content: memoryview, shape: Sequence[int], *, tensor: str, model: str, prefix: str = ""
+    ) -> StringRows:
+        """The rows of one tensor where they lie, whose elements are located now if they are few.
 
         Args:
             content: the encoded elements and one byte after them, which a run overwrites as it does bytes between
                 elements: nobody else may read them. There is a view of it as long as there are these rows.
-            shape, tensor, model: as of ``received``.
+            shape, tensor, model, prefix: as of ``received``.
 
         Raises:
-            InvalidRequest: the elements are not as many as the shape asks for.
+            InvalidRequest: the elements are few, and not as many as the shape asks for.
         """
         count = prod(shape)
-        rows = cls(_Source(content, count, tensor, model, ""), 0, count, prod(shape[1:]))
-        rows.where()
+        rows = cls(_Source(content, count, tensor, model, prefix), 0, count, prod(shape[1:]))
+        if not rows.many:
+            rows.where()
         return rows
 
     @property
