@@ -10,7 +10,7 @@ from typing import Final
 
 from fuzz.attacks.experiment import Outcome
 
-__all__ = ["KEPT_FILES", "MOST_P99_MS", "MOST_WORST_MS", "kept_mib", "shortcomings"]
+__all__ = ["MOST_P99_MS", "MOST_WORST_MS", "kept_mib", "shortcomings"]
 
 #: What 99 of 100 honest requests may take. Without an attack they take a millisecond, under most attacks some 50.
 MOST_P99_MS: Final = 2_000.0
@@ -53,9 +53,6 @@ _KEPT_MIB: Final = {
 }
 #: What these may take while they last, where the harm is that, and not what stays.
 _PEAK_MIB: Final = {"remembered-headers": 64.0, "open-headers": 96.0, "rest-remembered-heads": 48.0}
-#: The first large outputs to shared memory have each thread that copies open a file for that: a worker, and the thread
-#: beside it.
-KEPT_FILES: Final = {"shrinking-regions": 2, "region-bulk": 2}
 
 
 def kept_mib(name: str) -> float:
@@ -72,6 +69,6 @@ def shortcomings(name: str, outcome: Outcome) -> list[str]:
         "ms for 99 of 100 honest requests after it": (outcome.after.p99_ms, most_p99_ms),
         "MiB more at its peak": (outcome.peak_mib - outcome.before_mib, _PEAK_MIB.get(name, math.inf)),
         "MiB more after it": (outcome.after_mib - outcome.before_mib, kept_mib(name)),
-        "files more after it": (outcome.files_after - outcome.files_before, KEPT_FILES.get(name, 0)),
+        "files more after it": (outcome.files_after - outcome.files_before, 0),
     }
     return [f"{value:.1f} {what}, above {most:g}" for what, (value, most) in figures.items() if value > most]

@@ -177,7 +177,6 @@ def run_experiment(
     seconds: float,
     after_s: float,
     most_growth_mib: float = math.inf,
-    kept_files: int = 0,
 ) -> Outcome:
     """Run one attack.
 
@@ -189,7 +188,6 @@ def run_experiment(
         seconds: how long it lasts.
         most_growth_mib: how much more memory may be left. Until it is no more than that, what is under way when the
             attack ends is waited for, as long as for connections.
-        kept_files: how many files the server may open once and keep.
 
     Raises:
         HonestError: an honest request failed.
@@ -213,13 +211,13 @@ def run_experiment(
                 time.sleep(seconds)
                 cpu_ended, ended = cpu_time(pid).total, time.monotonic()
                 if attack.freezes:
-                    wait_settled(pid, files_before + kept_files)  # before it can answer again
+                    wait_settled(pid, files_before)  # before it can answer again
             if attack.stops:
                 attacker.wait_stopped()
             report = attacker.end()
         peak = peak_mib(pid)
         over = time.monotonic()
-        files_after = wait_settled(pid, files_before + kept_files)
+        files_after = wait_settled(pid, files_before)
         if (left := over + after_s - time.monotonic()) > 0:
             time.sleep(left)
         before, during = crowd.phase(begun, watched), crowd.phase(struck, ended)

@@ -14,7 +14,7 @@ from typing import Final
 from bench.machine import describe_machine
 from bench.page import replace_between
 from fuzz.attacks.attack import Attack
-from fuzz.attacks.bounds import KEPT_FILES, kept_mib, shortcomings
+from fuzz.attacks.bounds import kept_mib, shortcomings
 from fuzz.attacks.experiment import Outcome, run_experiment
 from fuzz.attacks.honest import HonestError
 from fuzz.attacks.models import build_composed, build_repository
@@ -97,7 +97,6 @@ def _run(attack: Attack, seconds: float) -> Outcome:
                 seconds=seconds,
                 after_s=_WATCH_S,
                 most_growth_mib=kept_mib(attack.name),
-                kept_files=KEPT_FILES.get(attack.name, 0),
             )
 
 

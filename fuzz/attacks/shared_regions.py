@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import os
 import socket
 import stat
@@ -28,6 +29,10 @@ _REGISTER: Final = request_block(_SERVICE + "SystemSharedMemoryRegister")
 _UNREGISTER: Final = request_block(_SERVICE + "SystemSharedMemoryUnregister")
 _STATUS: Final = request_block(_SERVICE + "SystemSharedMemoryStatus")
 _PATIENCE_S: Final = 10.0
+#: Of madvise(2): MADV_POPULATE_READ.
+_POPULATE: Final = 22
+#: How often an owner maps an object: the system takes the pages from each mapping.
+_MAPPINGS: Final = 32
 #: Of fallocate(2): FALLOC_FL_KEEP_SIZE and FALLOC_FL_PUNCH_HOLE.
 _PUNCH: Final = 1 | 2
 
@@ -280,12 +285,12 @@ class RegionHoles(_Regions):
 
     name = "region-holes"
     summary = (
-        "outputs of 32 bytes in objects of 1 GiB that are filled and punched without end, 16 at a time, and regions of "
-        "them registered and unregistered"
+        "outputs of 32 bytes in objects of 256 MiB, mapped 32 times, that are filled and punched without end, 16 at a "
+        "time, and regions of them registered and unregistered"
     )
-    limit = "a thread beside the worker alone opens, reads, writes and closes objects"
+    limit = "a thread beside the worker alone opens, reads, writes and closes objects, and nobody maps them"
     stops = ()
-    object_bytes = 1_073_741_824
+    object_bytes = 268_435_456
 
     async def strike(self, peer: Peer) -> None:
         """See ``Attack``."""
@@ -309,7 +314,12 @@ class RegionHoles(_Regions):
         fallocate = ctypes.CDLL(None).fallocate64
         fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
         descriptor = os.open(self.path(name), os.O_RDWR)
+        mappings = [mmap.mmap(descriptor, self.object_bytes) for _ in range(_MAPPINGS)]
         while not over.is_set():
-            for mode in (0, _PUNCH):
-                fallocate(descriptor, mode, 0, self.object_bytes)
+            fallocate(descriptor, 0, 0, self.object_bytes)
+            for mapping in mappings:
+                mapping.madvise(_POPULATE)
+            fallocate(descriptor, _PUNCH, 0, self.object_bytes)
+        for mapping in mappings:
+            mapping.close()
         os.close(descriptor)

@@ -36,7 +36,7 @@ FLAGS: Final = (
 SECONDS: Final = 0.6
 
 
-def attacked(server: ServerProcess, attack: Attack, seconds: float = SECONDS, kept_files: int = 0) -> Outcome:
+def attacked(server: ServerProcess, attack: Attack, seconds: float = SECONDS) -> Outcome:
     """The outcome of an attack on a server; honest requests have all been answered rightly."""
     return run_experiment(
         attack,
@@ -46,7 +46,6 @@ def attacked(server: ServerProcess, attack: Attack, seconds: float = SECONDS, ke
         before_s=0.15,
         seconds=seconds,
         after_s=0.15,
-        kept_files=kept_files,
     )
 
 
@@ -70,11 +69,11 @@ def attacked_by_all(server: ServerProcess, attacks: Sequence[Attack]) -> tuple[P
     return seen, reports
 
 
-def assert_survived(outcome: Outcome, kept_files: int = 0) -> None:
+def assert_survived(outcome: Outcome) -> None:
     """Honest clients were served all the while, and nothing of the attack is left open."""
     for phase in (outcome.before, outcome.during, outcome.after):
         assert phase.requests, outcome
-    assert outcome.files_after <= outcome.files_before + kept_files, outcome
+    assert outcome.files_after <= outcome.files_before, outcome
 
 
 def assert_stopped(report: Report, attack: Attack) -> None:

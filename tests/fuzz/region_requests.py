@@ -35,7 +35,6 @@ from toutates.protocol.grpc_service_pb2 import (
 )
 from toutates.protocol.parsing import parse
 from toutates.system.errors import MalformedMessage, RequestError
-from toutates.system.guarded_copy import GuardedCopies
 from toutates.system.shared_memory import SharedObject
 
 __all__ = ["MOST_REGIONS", "NAMES", "NUMBERS", "check", "make_case", "tensor_of"]
@@ -142,9 +141,9 @@ class Watched(SharedObject):
     folder: Path
     opened: list[Watched]
 
-    def __init__(self, key: str, copies: GuardedCopies) -> None:
+    def __init__(self, key: str) -> None:
         self.closed = 0
-        super().__init__(key, copies, self.folder)
+        super().__init__(key, self.folder)
         path = Path(os.readlink(f"/proc/self/fd/{self._fd}"))
         assert path.parent == self.folder, path
         assert stat.S_ISREG(os.fstat(self._fd).st_mode), path

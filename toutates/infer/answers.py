@@ -290,12 +290,6 @@ class Answers:
         try:
             if plan.shared is not None:
                 contents = plan.shared.sent(indices, contents)
-                regular = outputs.is_regular and not plan.parameters_with(parameters)
-                known = plan.response_of_places(outputs.row_shapes) if regular else None
-                if known is not None:
-                    head, tail = known
-                    call.responder.reply(call, (head, id_field, tail), len(head) + len(id_field) + len(tail))
-                    return True
             for index, pieces in zip(indices, contents, strict=True):
                 tensor, raw = wire_output(plan, index, plan.tensor_of(outputs, index, plan.rows), pieces)
                 tensors.append(tensor)

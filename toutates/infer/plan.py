@@ -51,10 +51,6 @@ class Plan:
         sizes: bytes of each raw content that is used, by position in the lane.
         in_order: whether the raw contents come in the lane's order, and none is left over.
         layouts: layouts of requests that fit the plan, by length of the message.
-        places_response: row shapes of the outputs of the last response all of whose outputs are in shared memory, and
-            its constant bytes before and behind the id.
-        template: constant bytes of the last response.
-        shapes: row shapes of the outputs that ``template`` was made for, or that have none.
         fixed_template: ``template``, once it is known to fit all outputs of the lane.
         parameters: of every response, beside those that the model gives; None for none.
         names: that its callers have to be allowed beside the model's: the name that they ask for, where that is not
@@ -69,7 +65,6 @@ class Plan:
         "names",
         "packed",
         "parameters",
-        "places_response",
         "port",
         "request",
         "rows",
@@ -115,7 +110,6 @@ class Plan:
         self.parameters: Parameters | None = None if version.dependent is None else _NO_SEQUENCE
         self.shapes: tuple[tuple[int, ...], ...] | None = None
         self.template: ResponseTemplate | None = None
-        self.places_response: tuple[tuple[tuple[int, ...], ...], bytes, bytes] | None = None
         self.fixed_template: ResponseTemplate | None = None
 
     def layout_of(self, key: bytes, buffer: bytes, start: int, end: int) -> Layout | None:
@@ -167,28 +161,18 @@ class Plan:
             return self.wire_tensor(index, outputs.row_shapes[index], rows)
         return WireTensor(self.version.signature.outputs[index].name, form[0].name, form[1])
 
-    def response_of_places(self, row_shapes: tuple[tuple[int, ...], ...]) -> tuple[bytes, bytes] | None:
-        """What is before the id and behind it in a response all of whose outputs are in shared memory; else None."""
-        outputs = self.request.outputs
-        if len(self.request.places) < len(outputs):
-            return None
-        if self.places_response is None or self.places_response[0] != row_shapes:
-            tensors = [self.wire_tensor(index, row_shapes[index], self.rows) for index in outputs]
-            pieces = write_response(self.version.model, str(self.version.number), b"", tensors, [b""] * len(tensors))
-            head = write_response(self.version.model, str(self.version.number), b"", [], [])[0]
-            self.places_response = row_shapes, bytes(head), b"".join(pieces)[len(head) :]
-        return self.places_response[1:]
-
     def template_for(self, outputs: Outputs) -> ResponseTemplate | None:
         """The template of a response that is cut from ``outputs``.
 
         None for responses whose sizes differ, because they hold BYTES or classes in place of numbers, for outputs
-        that go to shared memory, and for responses that may be too large to be sent.
+        some of which go to shared memory, and for responses that may be too large to be sent.
         """
         request = self.request
         self.shapes, self.template = outputs.row_shapes, None
         if request.classes or request.places:
-            return None
+            if len(request.places) == len(request.outputs):
+                self.template = self._template_of_places(outputs)
+            return self.template
         if any(not self.version.signature.outputs[index].datatype.size for index in request.outputs):
             return None
         sizes = [outputs.row_bytes[index] * self.rows for index in request.outputs]
@@ -205,3 +189,11 @@ class Plan:
         if outputs.fixed:
             self.fixed_template = self.template
         return self.template
+
+    def _template_of_places(self, outputs: Outputs) -> ResponseTemplate:
+        """The template of a response all of whose outputs are in shared memory: it has no bytes of theirs."""
+        model, number = self.version.model, str(self.version.number)
+        tensors = [self.wire_tensor(index, outputs.row_shapes[index], self.rows) for index in self.request.outputs]
+        whole = b"".join(write_response(model, number, b"", tensors, [b""] * len(tensors), self.parameters))
+        head = bytes(write_response(model, number, b"", [], [])[0])
+        return ResponseTemplate(head, whole[len(head) :], (), -1, 0, len(whole))

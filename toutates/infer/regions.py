@@ -32,7 +32,6 @@ from toutates.system.errors import (
     UnknownModel,
     Unsupported,
 )
-from toutates.system.guarded_copy import GuardedCopies
 from toutates.system.logs.limit import LineLimit
 from toutates.system.memory import available_memory
 from toutates.system.shared_memory import SharedObject, object_name
@@ -161,7 +160,6 @@ class Regions:
         self._limit: LineLimit[str] = LineLimit()
         self._most = most
         self._most_bytes = available_memory() if allowed and most_bytes is None else most_bytes or 0
-        self._copies = GuardedCopies()
         self._lock = threading.Lock()
         self._regions: dict[str, Region] = {}
         self._bytes = 0
@@ -221,7 +219,7 @@ class Regions:
             )
         self._check_new(name, key)
         try:
-            memory = SharedObject(key, self._copies)
+            memory = SharedObject(key)
         except (OSError, ValueError):
             raise ExecutionFailed(f"Unable to open shared memory region: '{key}'") from None
         try:
@@ -231,7 +229,6 @@ class Regions:
                 raise InvalidRequest(
                     f"failed to register shared memory region '{told}': unable to process address spaceInvalid argument"
                 )
-            memory.map(offset, byte_size)
             self.add(Region(name, Kind.SYSTEM, key, 0, offset, byte_size, memory))
         except OSError:
             memory.close()
@@ -335,7 +332,6 @@ class Regions:
         self._close_used()
         for kind in Kind:
             self.unregister(kind, "")
-        self._copies.close()
 
     def _named(self, name: str) -> list[Region]:
         """The region of a name, or all that it stands for. Call with the lock held."""

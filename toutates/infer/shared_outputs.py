@@ -49,6 +49,7 @@ class _Late:
         size: bytes that they are counted for.
         finish: takes the result.
         is_held: whether the version is held.
+        is_one_of_several: whether further results of its calls may come.
     """
 
     result: BatchResult | None
@@ -56,6 +57,7 @@ class _Late:
     size: int
     finish: Finish
     is_held: bool = False
+    is_one_of_several: bool = False
 
 
 class SharedOutputs:
@@ -101,7 +103,7 @@ class SharedOutputs:
                     continue
                 group = groups.get(call.responder)
                 if group is None or group.size + size > AT_ONCE_BYTES:
-                    group = groups[call.responder] = _Late(None, [], 0, finish)
+                    group = groups[call.responder] = _Late(None, [], 0, finish, is_one_of_several=result.more)
                     late.append(group)
                 group.requests.append((request, contents))
                 group.size += size + REQUEST_BYTES
@@ -148,8 +150,9 @@ class SharedOutputs:
         plan = late.requests[0][0][0][1]
         late.is_held = plan.version.calls.hold()
         self._bytes_waiting += late.size
-        for (context, *_), _ in late.requests:
-            self._waiting[context[0]] = self._waiting.get(context[0], 0) + 1
+        if late.is_one_of_several:
+            for (context, *_), _ in late.requests:
+                self._waiting[context[0]] = self._waiting.get(context[0], 0) + 1
         try:
             self._worker.objects.put(late.requests[0][0][0][0].responder, partial(self._write, late))
         except RuntimeError:  # the system has no thread
@@ -175,23 +178,19 @@ class SharedOutputs:
         assert result is not None
         plan = late.requests[0][0][0][1]
         self._bytes_waiting -= late.size
-        good: list[PendingRequest] = []
-        bad: list[tuple[PendingRequest, RequestError]] = []
-        for (request, _), error in zip(late.requests, errors, strict=True):
-            call = request[0][0]
-            self._waiting[call] -= 1
-            if not self._waiting[call]:
-                del self._waiting[call]
-            if error is None:
-                good.append(request)
-            else:
-                bad.append((request, error))
+        if late.is_one_of_several:
+            for (context, *_), _ in late.requests:
+                self._waiting[context[0]] -= 1
+                if not self._waiting[context[0]]:
+                    del self._waiting[context[0]]
+        requests = [request for request, _ in late.requests]
         late.requests = []
         try:
-            for at, (request, error) in enumerate(bad, 1):
-                late.finish(_of(result, [request], is_last=at == len(bad) and not good, error=error))
-            if good:
-                late.finish(_of(result, good, is_last=True))
+            if not any(errors):
+                late.finish(result)
+                return
+            for at, (request, error) in enumerate(zip(requests, errors, strict=True), 1):
+                late.finish(_of(result, [request], is_last=at == len(requests), error=error))
         finally:
             if late.is_held:
                 plan.version.calls.let_go()

@@ -68,13 +68,20 @@ class SideThread:
     Args:
         name: of the thread.
         call_soon: the worker's.
+        ring: releases the lock that the thread sleeps on, now or in a moment.
 
     Attributes:
         waiting: the jobs by connection, the one that is next in turn first; to look at only.
     """
 
-    def __init__(self, name: str, call_soon: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        call_soon: Callable[[Callable[[], None]], None],
+        ring: Callable[[threading.Lock], None] = lambda bell: bell.release(),
+    ) -> None:
         self._name = name
+        self._ring = ring
         self._call_soon = call_soon
         self._thread: threading.Thread | None = None
         #: held for as long as the thread sleeps: a condition of ``threading`` makes a lock for each wait
@@ -100,7 +107,7 @@ class SideThread:
             self.waiting.setdefault(connection, deque()).append(job)
             wakes, self._asleep = self._asleep, False
         if wakes:
-            self._bell.release()
+            self._ring(self._bell)
 
     def stop(self) -> None:
         """End the thread, once it has finished its present job; the others are dropped."""

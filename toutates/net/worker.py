@@ -145,7 +145,9 @@ class Worker:
         self._mailbox = Mailbox()
         self.call_soon: Callable[[Callable[[], None]], None] = self._mailbox.put
         self.side = SideThread(f"{name}-side", self.call_soon)
-        self.objects = SideThread(f"{name}-objects", self.call_soon)
+        self.objects = SideThread(f"{name}-objects", self.call_soon, self._ring)
+        #: of threads that are to be woken when this one is about to sleep
+        self._bells: list[threading.Lock] = []
         self.schedule = Schedule(self._mailbox)
         self.transports = Transports(self._mailbox)
         most, poison = min(POOL_BYTES, self.budget.limit >> 3), current()
@@ -485,10 +487,23 @@ class Worker:
                 self.flush()
             if now_ns >= schedule.next_ns:
                 self._tick(now_ns)
+            if self._bells:
+                self._ring_all()
             if now_ns >= until_ns or self._task_woken:
                 break
             timeout_s = LINGER_S if mailbox.fall_asleep() else 0.0
         schedule.in_round = False
+
+    def _ring(self, bell: threading.Lock) -> None:
+        """Wake another thread at the end of the round: woken now it would wait for the interpreter, on this core."""
+        if self.schedule.in_round:
+            self._bells.append(bell)
+        else:
+            bell.release()
+
+    def _ring_all(self) -> None:
+        while self._bells:
+            self._bells.pop().release()
 
     def _end_round(self) -> None:
         """Run what ``at_round_end`` was given, for ROUND_END_NS; what is left goes first at the end of the next round.
@@ -547,6 +562,7 @@ class Worker:
         Returns whether nothing works any more.
         """
         self.schedule.in_round = False
+        self._ring_all()
         self._failed_rounds += 1
         if self._failed_rounds > MOST_FAILED_ROUNDS:
             return True

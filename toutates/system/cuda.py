@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -52,9 +52,6 @@ class DeviceMemory:
     """
 
     __slots__ = ("_cuda", "address", "device", "size")
-
-    #: A write waits for the GPU, and so may take long in any case.
-    is_filled: ClassVar[bool] = False
 
     def __init__(self, cuda: Cuda, device: int, address: int, size: int) -> None:
         self._cuda = cuda

@@ -1,9 +1,10 @@
 """Objects of POSIX shared memory (``shm_overview(7)``) that other processes have made.
 
-They are read and written as files. Whoever made an object may shrink it at any time, and a process that touches a page
-of a mapping behind the new end is ended by SIGBUS. ``pread`` says how many bytes there were, and ``pwrite`` behind the
-end makes the file longer, which hurts nobody but its owner. Large pieces are written to a mapping, which the system
-alone touches (``guarded_copy``).
+They are read and written as files, and never mapped. Whoever made an object may shrink it at any time, and a process
+that touches a page of a mapping behind the new end is ended by SIGBUS. To map an object, or to let go of a mapping,
+waits while the system takes pages from its owner's own mappings, and whoever needs a page in this process waits as
+well: 5 s were seen. ``pread`` says how many bytes there were, and ``pwrite`` behind the end makes the file longer,
+which hurts nobody but its owner.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Final
 
 from toutates.system.errors import Cancelled
-from toutates.system.guarded_copy import GuardedCopies, Mapping
 
 __all__ = ["SharedObject", "object_name"]
 
@@ -27,10 +27,6 @@ FOLDER: Final = Path("/dev/shm")
 MOST_NAME_BYTES: Final = 255
 #: Bytes that are written at once. New pages take some 2 ms.
 _MOST_AT_ONCE: Final = 1_048_576
-#: From here on pieces are written to a mapping, if the object's pages are there: pwrite has no need to clear new ones.
-_LEAST_MAPPED: Final = 65_536
-#: What the system counts a file's memory in, bytes.
-_BLOCK: Final = 512
 #: The C library keeps named semaphores beside the objects, under names that begin so.
 _SEMAPHORE: Final = "sem."
 _FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -46,7 +42,6 @@ class SharedObject:
 
     Args:
         key: its name; slashes before it do not matter.
-        copies: by which large pieces are written to what is mapped; None for pwrite alone.
         folder: where the objects are.
 
     Raises:
@@ -54,13 +49,9 @@ class SharedObject:
         ValueError: no object can have such a name.
     """
 
-    __slots__ = ("_copies", "_fd", "_mapped", "_mapping")
+    __slots__ = ("_fd",)
 
-    def __init__(self, key: str, copies: GuardedCopies | None = None, folder: Path = FOLDER) -> None:
-        self._copies = copies
-        self._mapping: Mapping | None = None
-        #: which part of the object is mapped, bytes
-        self._mapped = 0, 0
+    def __init__(self, key: str, folder: Path = FOLDER) -> None:
         name = object_name(key)
         if not name or "/" in name or "\0" in name or name in (".", "..") or name.startswith(_SEMAPHORE):
             raise ValueError("no object has such a name")
@@ -79,28 +70,6 @@ class SharedObject:
             OSError: the system does not say.
         """
         return os.fstat(self._fd).st_size
-
-    @property
-    def is_filled(self) -> bool:
-        """Whether all of its pages are there, so that what is written to it takes no new ones: at this moment.
-
-        Raises:
-            OSError: the system does not say.
-        """
-        state = os.fstat(self._fd)
-        return state.st_blocks * _BLOCK >= state.st_size
-
-    def map(self, offset: int, size: int) -> None:
-        """Map a part of the object for what is written to it, where that can be done. Called once.
-
-        Args:
-            offset: where the part begins, a multiple of the system's pages.
-            size: of the part, bytes.
-        """
-        if self._copies is not None:
-            self._mapping = self._copies.map(self._fd, offset, size)
-            if self._mapping is not None:
-                self._mapped = offset, offset + size
 
     def read_into(self, view: bytearray | memoryview, offset: int) -> int:
         """Fill a view with the bytes from ``offset`` on; returns how many there were.
@@ -135,8 +104,6 @@ class SharedObject:
         size = os.lseek(self._fd, 0, os.SEEK_END)  # a third of what fstat takes; nobody reads or writes from there
         if size < end:
             return size
-        first, last = self._mapped
-        is_mapped = end - offset >= _LEAST_MAPPED and first <= offset and end <= last and self.is_filled
         for piece in pieces:
             done = 0
             while done < len(piece):
@@ -144,22 +111,10 @@ class SharedObject:
                     raise Cancelled("the client has left")
                 whole = not done and len(piece) <= _MOST_AT_ONCE
                 some = piece if whole else memoryview(piece)[done : done + _MOST_AT_ONCE]
-                if is_mapped and len(some) >= _LEAST_MAPPED and self._copy(some, offset + done):
-                    done += len(some)
-                else:  # where the object has become shorter meanwhile, it grows again
-                    done += os.pwrite(self._fd, some, offset + done)
+                done += os.pwrite(self._fd, some, offset + done)
             offset += done
         return end
-
-    def _copy(self, content: Buffer, offset: int) -> bool:
-        """Copy bytes to the mapping; returns whether there was room for all."""
-        assert self._copies is not None
-        assert self._mapping is not None
-        return self._copies.copy(content, self._mapping, offset - self._mapped[0]) == len(content)
 
     def close(self) -> None:
         """Let go of the object. Called once."""
         os.close(self._fd)
-        if self._mapping is not None:
-            assert self._copies is not None
-            self._copies.unmap(self._mapping)
