@@ -229,3 +229,15 @@ def test_a_peer_of_grpc_that_ends_its_side_has_left() -> None:
         client.sock.shutdown(socket.SHUT_WR)
         gone(server)
         assert not server.held[0].open
+
+
+@pytest.mark.parametrize("resets", [False, True])
+def test_what_a_peer_of_grpc_sent_that_has_left_meanwhile_is_not_read(resets: bool) -> None:
+    with serving() as (server, _), RawClient(server, OPENING + HOLD):
+        server.until(lambda: server.held)
+        with server.asleep(), RawClient(server, OPENING + HOLD) as client:
+            if resets:
+                client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        server.until(lambda: len(server.worker.transports.open) == 1)
+        server.rounds()
+        assert len(server.held) == 1

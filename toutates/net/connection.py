@@ -275,6 +275,10 @@ class Service(Protocol):
         """
         return None
 
+    def reads_to_the_end(self, link: Any) -> bool:
+        """Whether what a peer has sent is read though it has ended its side."""
+        return True
+
     def is_wanted(self, event: Any) -> bool:
         """Whether an event that has waited for its connection's turn still means something."""
         return True

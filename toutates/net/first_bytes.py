@@ -46,6 +46,11 @@ class ByFirstBytes(Service):
         """A connection for a socket that was accepted."""
         return Undecided(self)
 
+    def reads_to_the_end(self, link: Any) -> bool:
+        """See ``Service``: as the peer's protocol has it."""
+        service = self.choose(link.peek(len(PREFACE)))
+        return service is None or service.reads_to_the_end(link)
+
     def handle(self, link: Any, event: Any) -> None:
         """See ``Service``. Not called: there are no events before the protocol is known."""
         raise AssertionError("an event of no protocol")

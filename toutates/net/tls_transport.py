@@ -64,6 +64,9 @@ class TlsTransport(Transport):
         self._end_waits = False
         self.receive = self._receive
 
+    #: what a client says before it leaves may tell why
+    _hears_of_end = False
+
     @property
     def established(self) -> bool:
         """Whether the handshake is complete."""

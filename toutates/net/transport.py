@@ -13,7 +13,7 @@ import socket
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from toutates.h2grpc.budget import MemoryBudget
 from toutates.h2grpc.output import part_of_its_own
@@ -23,6 +23,7 @@ from toutates.net.connection import Connection, Service
 
 __all__ = [
     "AWAIT_NS",
+    "EPOLLERR",
     "EPOLLIN",
     "EPOLLOUT",
     "EPOLLRDHUP",
@@ -58,6 +59,7 @@ MAX_BUFFERS: Final = 512
 #: for what is around an answer of a MiB, which would else take two turns.
 MOST_SENT_BYTES: Final = 1_048_576 + 65_536
 
+EPOLLERR: Final = select.EPOLLERR
 EPOLLIN: Final = select.EPOLLIN
 EPOLLOUT: Final = select.EPOLLOUT
 EPOLLRDHUP: Final = select.EPOLLRDHUP
@@ -163,14 +165,17 @@ class Transport:
         self._budget = budget
         self._epoll = epoll
         self._max_unsent_bytes = max_unsent_bytes
-        self._mask = EPOLLIN
+        self._mask = EPOLLIN | EPOLLRDHUP if self._hears_of_end else EPOLLIN
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        epoll.register(self.fd, EPOLLIN)
+        epoll.register(self.fd, self._mask)
         self.service: Service
         self.connection: Connection
         self.speak(service)
+
+    #: whether the epoll tells of the peer's end before everything has been read that it sent before
+    _hears_of_end: ClassVar[bool] = True
 
     def receive_into(self, views: list[memoryview]) -> int:
         """Read into views; returns how many bytes came, 0 once the peer has ended its side. Raises as ``receive``."""
@@ -372,12 +377,15 @@ class Transport:
     def _watch(self, *, sending: bool) -> None:
         """Watch for what the transport can use: room while it is ``sending``, requests unless too many bytes wait.
 
-        While no requests are read, it is watched for the peer's end where that ends them: it would not be read either.
+        It is watched for the peer's end where that ends requests.
         """
         mask = EPOLLOUT if sending else 0
-        if self.closing or not (self.congested or self.paused or self.peer_ended):
+        reads = self.closing or not (self.congested or self.paused or self.peer_ended)
+        if reads:
             mask |= EPOLLIN
-        elif not (self.peer_ended or self.service.answers_half_closed):
+        if not (
+            self.closing or self.peer_ended or self.service.answers_half_closed or (reads and not self._hears_of_end)
+        ):
             mask |= EPOLLRDHUP
         if mask != self._mask:
             self._mask = mask

@@ -13,6 +13,7 @@ from toutates.net.closing import Closing
 from toutates.net.schedule import Schedule
 from toutates.net.transport import (
     AWAIT_NS,
+    EPOLLERR,
     EPOLLIN,
     EPOLLOUT,
     EPOLLRDHUP,
@@ -32,8 +33,10 @@ __all__ = ["Turns"]
 TURN_NS: Final = 4_000_000
 EVENTS_AT_ONCE: Final = 16
 CLOSELY_TIMED_BYTES: Final = 65_536
-#: In a round that takes longer than this, reads that are filled become smaller: many connections have much to say.
+#: In a round that takes longer than this, reads that are filled become smaller, and turns shorter: many connections
+#: have much to say.
 CROWDED_ROUND_NS: Final = 16_000_000
+SHORT_TURN_NS: Final = 250_000
 #: So many large messages have to come as foreseen, each within SOON_NS of the one before, and nothing else, until the
 #: next one is waited for before it begins: whatever comes in its place is read up to AWAIT_NS later than it came. Once
 #: something did, so many more have to.
@@ -239,11 +242,15 @@ class Turns:
 
     def _is_served(self, transport: Transport, mask: int) -> bool:
         """Send what the socket takes, and end requests of a peer that has left; whether nothing is to be read."""
+        if mask & EPOLLERR:  # reset: nobody waits for answers to what is left to be read
+            self._closing.drop(transport)
+            return True
         if mask & EPOLLOUT:
             self._send_unsent(transport)
             if not mask & ~EPOLLOUT or transport.dropped or transport.peer_ended:
                 return True
-        if mask & EPOLLRDHUP:  # which is watched for while nothing is read
+        # Whoever sends much and leaves has none of it read.
+        if mask & EPOLLRDHUP and not (mask & EPOLLIN and transport.service.reads_to_the_end(transport)):
             self._end_of_peer(transport)
             return True
         return False
@@ -286,7 +293,8 @@ class Turns:
             if connection.behind:
                 events += connection.go_on(now_ns)  # which may reset what has waited
             events = [event for event in left if transport.service.is_wanted(event)] + events
-        until_ns = time.monotonic_ns() + TURN_NS
+        began_ns = time.monotonic_ns()
+        until_ns = began_ns + (TURN_NS if began_ns - now_ns <= CROWDED_ROUND_NS else SHORT_TURN_NS)
         at_once = EVENTS_AT_ONCE if transport.read_bytes <= CLOSELY_TIMED_BYTES else 1
         while True:
             coming = iter(events)

@@ -202,6 +202,10 @@ class GrpcService(Service):
             self._fail(call, error)
         call.buffer = b""  # a call that waits, for its batch or its peer, must not keep all that was read with it
 
+    def reads_to_the_end(self, link: Any) -> bool:
+        """See ``Service``: whoever sends many calls and leaves at once has none of them read."""
+        return False
+
     def receive_end(self, link: Any) -> None:
         """A peer of HTTP/2 that sends no more has left: it could not even take part in flow control."""
         return
