@@ -459,8 +459,11 @@ class Submitter:
         whole = memoryview(buffer)
         for view, row_bytes in zip(batch.views[self._port], lane.row_bytes, strict=True):
             start = spans[at] + offset * row_bytes
-            target = view[first * row_bytes : (first + rows) * row_bytes]
-            self._write(batch, target, whole[start : start + rows * row_bytes])
+            content = whole[start : start + rows * row_bytes]
+            if rows * row_bytes <= STEP_BYTES:  # as ``_write``, without a call
+                view[first * row_bytes : (first + rows) * row_bytes] = content
+            else:
+                self._write(batch, view[first * row_bytes : (first + rows) * row_bytes], content)
             at += 2
 
     def _write(self, batch: Batch, target: memoryview, content: memoryview) -> None:
