@@ -79,6 +79,7 @@ _ALL: Final[tuple[type[Attack], ...]] = (
     dear_answers.StatisticsFlood,
     dear_answers.ReflectionFlood,
     stream_floods.MessageFlood,
+    stream_floods.DroppedStreams,
     stream_floods.UnreadAnswers,
     stream_floods.SequenceFlood,
     stream_floods.StreamResets,

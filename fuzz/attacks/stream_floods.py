@@ -23,7 +23,7 @@ from fuzz.attacks.wire import (
     varint,
 )
 
-__all__ = ["MessageFlood", "SequenceFlood", "StreamResets", "UnreadAnswers"]
+__all__ = ["DroppedStreams", "MessageFlood", "SequenceFlood", "StreamResets", "UnreadAnswers"]
 
 _PATH: Final = "/inference.GRPCInferenceService/ModelStreamInfer"
 _BLOCK: Final = request_block(_PATH)
@@ -68,6 +68,22 @@ class MessageFlood(Attack):
             await peer.send(_call(stream_id, self._bodies, ends=True), 1)
             while peer.answered <= stream_id // 2:
                 await peer.wait_answer()
+
+
+class DroppedStreams(Attack):
+    """Connections that send one frame of requests and leave, by RST or by FIN."""
+
+    name = "dropped-streams"
+    summary = "a stream with 200 requests in a frame on a connection of its own, which is dropped at once"
+    limit = "what a peer sent that has left is not read; turns are shorter in crowded rounds"
+    stops = ()
+    connections = 8
+
+    async def strike(self, peer: Peer) -> None:
+        """See ``Attack``."""
+        await peer.send(greeting() + _call(1, (_MESSAGE * 200)[:_FRAME], ends=False), 1)
+        if peer.tally.connections % 2:
+            peer.end_by_reset()
 
 
 class UnreadAnswers(Attack):
