@@ -29,6 +29,7 @@ _KEPT_MIB: Final = {
     "deaf-reader": 2_000.0,
     "unfinished-uploads": 256.0,
     **dict.fromkeys(("surplus-strings", "many-strings", "typed-strings", "unpacked-numbers"), 256.0),
+    "large-rows": 256.0,
     "gzip-bomb": 256.0,
     "deflate-bomb": 256.0,
     "many-ends": 256.0,

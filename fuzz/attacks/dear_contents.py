@@ -8,7 +8,7 @@ from typing import Final
 from fuzz.attacks.bombs import Bomb
 from fuzz.attacks.wire import field, framed, infer_message, varint
 
-__all__ = ["Classes", "FailingStrings", "ManyStrings", "SurplusStrings", "TypedStrings", "UnpackedNumbers"]
+__all__ = ["Classes", "FailingStrings", "LargeRows", "ManyStrings", "SurplusStrings", "TypedStrings", "UnpackedNumbers"]
 
 _MEGABYTES: Final = 20
 #: The status of a refusal, and of nothing wrong.
@@ -103,6 +103,33 @@ class UnpackedNumbers(Bomb):
     def body(self) -> bytes:
         count = _MEGABYTES * 200_000
         return framed(_typed("shapes", "FP32", [1, count], b"\x35\0\0\0\0" * count))
+
+
+class LargeRows(Bomb):
+    """Ordinary requests that are as large as they may be, of numbers and of strings in turns."""
+
+    name = "large-rows"
+    summary = "60 MB of FP32 and of BYTES in turns, one row each"
+    limit = "rows are copied in steps of 4 MiB, with others' requests between them, and strings not at all"
+    stops = ("grpc-status 0",)
+    connections = 1
+    ahead = 1
+
+    @cached_property
+    def _bodies(self) -> tuple[bytes, bytes]:
+        numbers, size = 15_000_000, 6_000_000
+        strings = (size.to_bytes(4, "little") + bytes(size)) * 10
+        return (
+            framed(infer_message("shapes", [1, numbers], bytes(4 * numbers), "FP32")),
+            framed(infer_message("strings", [1, 10], strings, "BYTES")),
+        )
+
+    @cached_property
+    def body(self) -> bytes:
+        return self._bodies[0]
+
+    def body_for(self, stream_id: int) -> bytes:
+        return self._bodies[stream_id // 2 % 2]
 
 
 class Classes(Bomb):

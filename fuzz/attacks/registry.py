@@ -89,6 +89,7 @@ _ALL: Final[tuple[type[Attack], ...]] = (
     dear_contents.TypedStrings,
     dear_contents.UnpackedNumbers,
     dear_contents.Classes,
+    dear_contents.LargeRows,
     bombs.PlanPollution,
     bombs.ShapePollution,
     long_turns.DearCalls,
