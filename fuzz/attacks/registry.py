@@ -153,6 +153,7 @@ _ALL: Final[tuple[type[Attack], ...]] = (
     rest_floods.SlowRestBody,
     rest_peers.RestPromises,
     rest_peers.RestRememberedHeads,
+    rest_peers.RestUnfinishedGzip,
     rest_peers.RestUploads,
     rest_peers.RestAnnouncedLengths,
     rest_peers.RestResetUploads,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from pathlib import Path
 from typing import Final
 
 import trio
@@ -20,6 +22,7 @@ __all__ = [
     "RestPromises",
     "RestRememberedHeads",
     "RestResetUploads",
+    "RestUnfinishedGzip",
     "RestUploads",
 ]
 
@@ -55,6 +58,27 @@ class RestRememberedHeads(Attack):
         fields = b"".join([b"%x:%d\r\n" % (number, number % 10) for number in range(0x100, 0x100 + 120)])
         for number in range(40):
             await peer.send(b"GET /v2/health/live HTTP/1.1\r\nhost: a\r\nx: %d\r\n%b\r\n" % (number, fields), 1)
+        await peer.wait_over()
+
+
+class RestUnfinishedGzip(Attack):
+    """Bodies that become a thousand times their bytes, all but their end."""
+
+    name = "rest-unfinished-gzip"
+    summary = "20 connections that send 60 KB of gzip, which become 60 MB, but for their last bytes"
+    limit = "`--limit server_buffer`, asked before each 32 KiB that they become; `--limit stall_timeout` (60 s)"
+    stops = ("HTTP/1.1 503", "HTTP/1.1 408")
+    connections = 20
+
+    def flags(self, folder: Path) -> tuple[str, ...]:
+        return ("--limit", "server_buffer=64000000")
+
+    def prepare(self) -> None:
+        body = gzip.compress(b" " * 60_000_000, 9)
+        self._upload = HEAD + b"content-encoding: gzip\r\ncontent-length: %d\r\n\r\n" % len(body) + body[:-5]
+
+    async def strike(self, peer: Peer) -> None:
+        await peer.send(self._upload, 1)
         await peer.wait_over()
 
 

@@ -64,6 +64,7 @@ _SLOW: Final = (
     "rest-slow-head",
     "rest-slow-body",
     "rest-promises",
+    "rest-unfinished-gzip",
     "rest-uploads",
     "rest-announced-lengths",
 )

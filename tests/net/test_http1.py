@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import socket
 import struct
 import threading
@@ -341,6 +342,16 @@ def test_heads_are_counted_by_what_they_become_and_forgotten_while_nothing_is_as
         server.until(lambda: server.worker.budget.used == 0)
         ask(1)
         assert server.worker.connections == 1
+
+
+def test_the_account_is_asked_before_each_piece_of_what_a_body_becomes() -> None:
+    with serving(buffer_bytes=1_000_000) as (server, _):
+        for size, status in ((4_000_000, b"503"), (800_000, b"200")):
+            body = gzip.compress(bytes(size))
+            with TextClient(server, request("POST", body=body, content_encoding="gzip")) as client:
+                assert client.sock.recv(12, socket.MSG_WAITALL) == b"HTTP/1.1 " + status
+        assert server.worker.limit_hits["server_buffer"] == 1
+        server.until(lambda: server.worker.budget.used == 0)
 
 
 def test_a_connection_that_holds_too_much_goes() -> None:

@@ -85,6 +85,16 @@ def test_requests_that_are_broken_or_too_large_are_refused_with_a_reason() -> No
         assert b"cut-off deflate data" in trailers(client)
 
 
+def test_the_account_is_asked_before_each_piece_of_what_a_message_becomes() -> None:
+    with running(buffer_bytes=1_000_000) as server, RawClient(server) as client:
+        client.send(compressed(1, zlib.compress(bytes(4_000_000))))
+        assert b"1000000 is the most: none are left for what the message becomes" in trailers(client)
+        assert server.worker.limit_hits["server_buffer"] == 1
+        client.send(compressed(3, zlib.compress(bytes(600_000))))
+        server.until(lambda: len(server.held) == 1)
+        assert server.call(lambda: server.service.shared.budget.used) == 0
+
+
 def trailers(client: RawClient) -> bytes:
     for frame in client:
         if frame.type == HEADERS and frame.flags & END_STREAM:

@@ -223,6 +223,15 @@ def test_compressed_bodies_that_are_too_large_or_broken() -> None:
         assert ask(client, "/next") == ("200", b"/next")
 
 
+def test_the_account_is_asked_before_each_piece_of_what_a_body_becomes() -> None:
+    with serving(buffer_bytes=1_000_000) as (server, _), client_of(server) as client:
+        status, text = ask(client, "/x", gzip.compress(bytes(4_000_000)), "gzip")
+        assert (status, b"holds too much" in text) == ("503", True)
+        assert server.worker.limit_hits["server_buffer"] == 1
+        assert ask(client, "/x", gzip.compress(bytes(800_000)), "gzip") == ("200", bytes(800_000))
+        server.until(lambda: server.worker.budget.used == 0)
+
+
 def test_whoever_leaves_while_a_body_is_decompressed_is_not_answered() -> None:
     with serving() as (server, _), client_of(server) as client:
         answers: list[Answer] = []

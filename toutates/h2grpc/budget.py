@@ -54,6 +54,10 @@ class MemoryBudget:
         """Bytes that connections may still hold; negative if they hold too many. Any thread may ask."""
         return self.limit - self.used
 
+    def has_room(self, growth: int) -> bool:
+        """Whether connections may hold ``growth`` bytes more. Any thread may ask."""
+        return self.used + growth <= self.limit
+
     @property
     def call_room(self) -> int:
         """Bytes that the records of more calls may take; negative if there are too many of them.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from toutates.h2grpc.budget import MemoryBudget
 from toutates.h2grpc.call import Call
 from toutates.h2grpc.frames import ErrorCodes
 from toutates.h2grpc.request_head import RequestHead
@@ -101,12 +102,14 @@ class InflationDue:
         message: the request message, compressed.
         encoding: one of ``messages.ENCODINGS``.
         max_size: the largest size of the decompressed message, bytes.
+        budget: to be asked before each piece of it.
     """
 
     call: Call
     message: bytes
     encoding: str
     max_size: int
+    budget: MemoryBudget
 
 
 @dataclass(slots=True)

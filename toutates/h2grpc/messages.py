@@ -12,6 +12,7 @@ from struct import Struct
 from typing import Protocol, cast
 
 from toutates.h2grpc.allowances import Allowance, Meter
+from toutates.h2grpc.budget import MemoryBudget
 from toutates.h2grpc.message_memory import GROWTH, LARGE_MESSAGE_BYTES, LargeMessage, MemoryPool
 from toutates.h2grpc.status import GrpcError, LimitExceeded, Status
 
@@ -93,11 +94,16 @@ class Inflater:
         self._meter.take(now_ns, 0, size / 1_024)
 
 
-def decompress(data: bytes, encoding: str, max_size: int) -> bytes:
+def decompress(data: bytes, encoding: str, max_size: int, budget: MemoryBudget | None = None) -> bytes:
     """The message inside ``data``.
 
+    Args:
+        data, encoding: of the message.
+        max_size: that it may have, bytes.
+        budget: is asked before each piece but the first whether there is memory for it; None for nobody.
+
     Raises:
-        LimitExceeded: it is larger than ``max_size`` bytes.
+        LimitExceeded: it is larger than ``max_size`` bytes, or than there is memory for.
         GrpcError: INTERNAL for data that is broken.
     """
     decompressor = zlib.decompressobj(ENCODINGS[encoding])
@@ -106,6 +112,9 @@ def decompress(data: bytes, encoding: str, max_size: int) -> bytes:
     view = memoryview(data)
     # In pieces, because other threads can have the GIL while zlib runs, but not while a large result is copied.
     while not decompressor.eof:
+        if size and budget is not None and not budget.has_room(size + PIECE_BYTES):
+            text = f"the server holds {budget.used} bytes for slow peers, and {budget.limit} is the most"
+            raise LimitExceeded("server_buffer", f"{text}: none are left for what the message becomes")
         source: bytes | memoryview = decompressor.unconsumed_tail
         if not source:
             source = view[at : at + PIECE_BYTES]

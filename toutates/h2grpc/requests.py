@@ -41,7 +41,7 @@ class Requests:
         now_ns: the time of the current read.
     """
 
-    __slots__ = ("_held", "_inflater", "_limit_hits", "_limits", "_pool", "_responder", "now_ns", "plain")
+    __slots__ = ("_budget", "_held", "_inflater", "_limit_hits", "_limits", "_pool", "_responder", "now_ns", "plain")
 
     def __init__(
         self, limits: Limits, held: RequestMemory, responder: Responder, shared: Shared, plain: PlainRequests
@@ -49,6 +49,7 @@ class Requests:
         self._limits = limits
         self._held = held
         self._responder = responder
+        self._budget = shared.budget
         self._inflater = shared.inflater
         self._limit_hits = shared.limit_hits
         self._pool = shared.pool
@@ -189,6 +190,7 @@ class Requests:
         return MessageAssembler(encoding, most, partial(self._inflate, encoding, most_inflated), max_messages)
 
     def _inflate(self, encoding: str, most: int, data: bytes) -> bytes:
+        self._held.check()
         return self._inflater.inflate(data, encoding, most, self.now_ns)
 
     def _inflate_request(self, call: Call, events: list[Event]) -> None:
@@ -201,7 +203,7 @@ class Requests:
                 self.refuse(call, error)
                 return
             if message is None:
-                events.append(InflationDue(call, call.buffer, encoding, self._most_inflated))
+                events.append(InflationDue(call, call.buffer, encoding, self._most_inflated, self._budget))
                 return
             call.buffer = message
         self._hand_on(call, events)

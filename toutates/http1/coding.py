@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from toutates.http1.responses import Refused
 
-__all__ = ["CODINGS", "INFLATE_STEP", "SAME_CODINGS", "Deflater", "Inflater", "choose_coding", "too_large"]
+__all__ = [
+    "CODINGS",
+    "INFLATE_STEP",
+    "SAME_CODINGS",
+    "Deflater",
+    "HasRoom",
+    "Inflater",
+    "choose_coding",
+    "too_large",
+]
 
 #: zlib's window bits by the name of a coding; "deflate" is zlib's own format (RFC 9110 section 8.4.1.2).
 CODINGS: Final = {"gzip": 31, "deflate": 15}
@@ -40,6 +50,10 @@ def choose_coding(accept_encoding: str) -> str:
     return best if weights.get(best, others) > 0 else ""
 
 
+#: Whether there is memory for so many bytes.
+HasRoom = Callable[[int], bool]
+
+
 class _Decompress(Protocol):
     @property
     def eof(self) -> bool: ...
@@ -61,9 +75,12 @@ class Inflater:
     Args:
         coding: of CODINGS.
         max_size: bytes that may come out.
+        has_room: is asked before each step but the first whether there is memory for more, with the bytes that would
+            then be held; None where nobody minds.
     """
 
-    def __init__(self, coding: str, max_size: int) -> None:
+    def __init__(self, coding: str, max_size: int, has_room: HasRoom | None = None) -> None:
+        self._has_room = has_room
         self._coding = coding
         self._stream: _Decompress = zlib.decompressobj(CODINGS[coding])
         self._members = 1
@@ -87,8 +104,10 @@ class Inflater:
         """Decompress INFLATE_STEP bytes more. Returns False when everything that was put is decompressed.
 
         Raises:
-            Refused: the body is broken or too large.
+            Refused: the body is broken or too large, or there is no memory for it.
         """
+        if self.body and self._has_room is not None and not self._has_room(self.size + INFLATE_STEP):
+            raise Refused(503, "the server holds too much for slow clients to decompress the request's body")
         taken = self._waiting[self._at : self._at + _TAKEN_STEP]
         if self._ended:
             if not taken:

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from toutates.http1.body_memory import BodyMemory, MakeMemory
 from toutates.http1.chunks import ChunkReader
-from toutates.http1.coding import Inflater, too_large
+from toutates.http1.coding import HasRoom, Inflater, too_large
 from toutates.http1.exchange import Answers, Buffer, Request, write_text
 from toutates.http1.head import CHUNKED, Head, admit_head, check_start, read_head
 from toutates.http1.limits import Limits
@@ -64,6 +64,7 @@ class Connection:
         write_refusal: gives the fields and the body with which a refused request is answered; plain text by default.
         make_request: makes a request of its head, its body and the connection's answers.
         make_memory: makes the memory of large bodies, where their heads allow it; None for none.
+        has_room: see ``Inflater``.
 
     Attributes:
         answers: to the requests so far.
@@ -80,8 +81,10 @@ class Connection:
         write_refusal: Callable[[Refused], tuple[bytes, bytes]] = write_text,
         make_request: Callable[[Head, bytes | bytearray, Answers], Request] = Request,
         make_memory: MakeMemory | None = None,
+        has_room: HasRoom | None = None,
     ) -> None:
         self._limits = limits
+        self._has_room = has_room
         self._admit = admit or (lambda head: limits.max_body_size)
         kept = encode_fields({"keep-alive": f"timeout={limits.keep_alive_s}"}) if limits.keep_alive_s else b""
         self.answers = Answers(common, write_refusal, kept)
@@ -429,7 +432,7 @@ class Connection:
         else:
             self._head, self._body, self._came = head, bytearray(), 0
             self._chunks = ChunkReader(self._limits) if head.body_size == CHUNKED else None
-            self._inflater = Inflater(head.coding, head.max_body_size) if head.coding else None
+            self._inflater = Inflater(head.coding, head.max_body_size, self._has_room) if head.coding else None
             if head.expects_continue:
                 self.answers.interim(CONTINUE)
 

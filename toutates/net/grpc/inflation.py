@@ -29,7 +29,7 @@ def inflation(due: InflationDue, take: Callable[[InflationDue, bytes | GrpcError
 def inflate(due: InflationDue) -> bytes | GrpcError:
     """What the message becomes, or the error that its call ends with."""
     try:
-        return decompress(due.message, due.encoding, due.max_size)
+        return decompress(due.message, due.encoding, due.max_size, due.budget)
     except GrpcError as error:
         return error.with_traceback(None)
     except MemoryError:

@@ -13,6 +13,7 @@ from toutates.h2grpc.message_memory import MemoryPool, MessageMemory
 from toutates.h2grpc.stream import Buffer
 from toutates.http1 import Connection as Http1
 from toutates.http1 import Head, Limits, Receiving, Refused
+from toutates.http1.coding import INFLATE_STEP
 from toutates.net.connection import NO_DEADLINES, Connection, Deadlines
 from toutates.net.http1.call import HttpCall, LargeRequest
 from toutates.net.http1.large_bodies import Foresight, begin_body
@@ -67,7 +68,13 @@ class HttpConnection(Connection):
         self._worker = worker
         make_memory = None if pool is None else partial(begin_body, pool)
         self._http = Http1(
-            limits, admit, fields, write_refusal=write_refusal, make_request=call_class, make_memory=make_memory
+            limits,
+            admit,
+            fields,
+            write_refusal=write_refusal,
+            make_request=call_class,
+            make_memory=make_memory,
+            has_room=partial(_has_room, worker),  # not a method, which would make a cycle
         )
         self._pool = pool
         #: of large requests, once one has come
@@ -427,6 +434,14 @@ class HttpConnection(Connection):
         queue = self._answers.queue
         heads = sum([request.head.kept_bytes for request in queue]) if len(queue) > 1 else 0
         return self._http.held_bytes + heads
+
+
+def _has_room(worker: Worker, held_bytes: int) -> bool:
+    """See ``Inflater``. What there was of the body before this turn is counted already."""
+    if worker.budget.has_room(INFLATE_STEP):
+        return True
+    worker.limit_hits["server_buffer"] += 1
+    return False
 
 
 _LEAVING: Final = Leaving()

@@ -30,6 +30,10 @@ __all__ = ["PlainHttp", "StreamAnswers"]
 COST_OF_END: Final = 100
 
 
+#: The status of a body that there is no memory for.
+_NO_ROOM: Final = 503
+
+
 class PlainHttp:
     """What the connections of one worker do with such requests.
 
@@ -124,7 +128,9 @@ class StreamAnswers:
         if problem is None:
             refusal = request.head.refusal
             if refusal is None:
-                self._inflate(request, Inflater(request.head.coding, request.head.max_body_size))
+                self._inflate(
+                    request, Inflater(request.head.coding, request.head.max_body_size, self._worker.budget.has_room)
+                )
             else:
                 request.refuse(refusal)
         elif problem.limit == "message_size":
@@ -173,6 +179,8 @@ class StreamAnswers:
         if not request.open:
             return
         if isinstance(outcome, Refused):
+            if outcome.status == _NO_ROOM:
+                self._worker.limit_hits["server_buffer"] += 1
             request.refuse(outcome)
         elif isinstance(outcome, RequestError):
             fail_call(self._worker, self._plain.handler, request, outcome)
