@@ -57,7 +57,7 @@ _PEAK_MIB: Final = {
     "remembered-headers": 64.0,
     "open-headers": 96.0,
     "rest-remembered-heads": 48.0,
-    "rest-unfinished-gzip": 128.0,
+    "rest-unfinished-gzip": 192.0,
 }
 
 
