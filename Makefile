@@ -84,7 +84,7 @@ serve-vad: $(VENV)/.serve  ## Fetch silero-vad (11 MB, once), and serve it with 
 # --- checking ---------------------------------------------------------------------------------------------------
 
 # Processes that tests run in: most tests wait most of the time. JOBS=0 runs them one after the other, in this process.
-JOBS = 6
+JOBS = 8
 # Files are handed out in the order of their names, for the long ones do not come last; pytest-xdist would begin with
 # those that have the most tests.
 IN_PARALLEL = --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder

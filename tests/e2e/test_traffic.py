@@ -361,7 +361,8 @@ ACCESS: Final = f"""
 keys:
   - {{name: narrow, sha256: {digest("sk-narrow")}, models: ["mine*"],
      groups: [inference, metadata, health, model-config, statistics, model-repository, shared-memory]}}
-  - {{name: both, sha256: {digest("sk-both")}, models: ["mine*", "theirs"], groups: [inference, metadata, metrics]}}
+  - {{name: both, sha256: {digest("sk-both")}, models: ["mine*", "theirs"], groups: [inference, metadata]}}
+  - {{name: all, sha256: {digest("sk-all")}, groups: [metrics]}}
   - {{name: target, sha256: {digest("sk-target")}, models: ["theirs"], groups: [inference]}}
 """
 
@@ -436,7 +437,7 @@ def test_names_are_no_way_round_the_access_rules_to_a_model_that_is_loaded_first
 
         def loads() -> int:
             url = f"http://127.0.0.1:{server.http_port}/metrics"
-            text = requests.get(url, headers=known_as("sk-both"), timeout=120).text
+            text = requests.get(url, headers=known_as("sk-all"), timeout=120).text
             return int(text.partition("\ntoutates_on_demand_loads_total ")[2].partition("\n")[0])
 
         for name in ("mine-alias", "mine-split"):

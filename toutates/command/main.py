@@ -146,7 +146,7 @@ def _serve(options: Options) -> int:
     from toutates.server.server import run
 
     with standard_streams():
-        return run(options)
+        return run(options, ends_process=True)
 
 
 def prepare_onnxruntime() -> None:

@@ -104,14 +104,20 @@ logger = logging.getLogger(__name__)
 _CUDA: Final = ThreadPool("cuda", 1)
 
 
-def run(options: Options) -> int:
+def run(options: Options, *, ends_process: bool = False) -> int:
     """Serve until a signal; returns the process's exit code.
+
+    Args:
+        options: of the server.
+        ends_process: whether the process has nothing else to do: it is ended where the server, or the interpreter
+            after it, does not end by itself (``late_end``).
 
     Raises:
         ConfigurationError: the options or the repository cannot be used.
     """
     with start_logs(options.log_level, options.log_format) as logs:
-        return run_logged(lambda: Server(options, logs, late_end=LateEnd(logs)).run)
+        late_end = LateEnd(logs) if ends_process else None
+        return run_logged(lambda: Server(options, logs, late_end=late_end).run)
 
 
 class Server:
