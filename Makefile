@@ -84,7 +84,7 @@ serve-vad: $(VENV)/.serve  ## Fetch silero-vad (11 MB, once), and serve it with 
 # --- checking ---------------------------------------------------------------------------------------------------
 
 # Processes that tests run in: most tests wait most of the time. JOBS=0 runs them one after the other, in this process.
-JOBS = 8
+JOBS = 6
 # Files are handed out in the order of their names, for the long ones do not come last; pytest-xdist would begin with
 # those that have the most tests.
 IN_PARALLEL = --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
@@ -107,8 +107,8 @@ contract: $(VENV)/.dev  ## Write anew what users have (tests/contract/*.txt), af
 	$(BIN)/python -m tests.contract.write
 
 # Tests of one file are spread, for most are the attacks of one; each process attacks a server of its own.
-test-long: $(VENV)/.dev  ## The tests that take long by their nature: attacks, a soak, random cases, faults of stores and models
-	$(BIN)/python -m pytest -m long --numprocesses 4 --dist worksteal $(ARGS)
+test-long: $(VENV)/.dev  ## The tests that take long by their nature: attacks, a soak, stores, starts and ends, browsers, examples
+	$(BIN)/python -m pytest -m long --numprocesses 6 --dist worksteal $(ARGS)
 
 # No other test may take longer than this on a machine that does nothing else.
 MOST_SECONDS = 30

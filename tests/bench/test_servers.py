@@ -32,6 +32,8 @@ from bench.sweeps import sweep_connections
 from tests.waiting import wait_until
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 
+pytestmark = pytest.mark.long
+
 #: Of the environment that the benchmark makes on first use.
 FASTAPI = models.ROOT / ".bench-venvs" / "fastapi" / "bin" / "python"
 WRONG_SERVER = Path(__file__).parent / "wrong_server.py"

@@ -9,6 +9,7 @@ start of a process itself is like, ``test_process.py`` tests without this.
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import runpy
@@ -211,6 +212,8 @@ def _as_requested(request: dict[str, Any]) -> list[str]:
 def _main() -> None:
     for name in _IMPORTED:
         __import__(name)
+    gc.collect()
+    gc.freeze()  # else each child would look through all of it, and so copy it
     name, *arguments = _wait_for_requests(sys.argv[1])
     sys.argv = [name, *arguments]
     runpy.run_module(name, run_name="__main__", alter_sys=True)

@@ -26,6 +26,8 @@ from tests.waiting import DEADLINES_S, PATIENCE_S, wait_until
 from toutates.engine.lane import PackedLane
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest, ModelInferResponse
 
+pytestmark = pytest.mark.long
+
 INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
 LIVE: Final = "/inference.GRPCInferenceService/ServerLive"
 WATCH: Final = "/grpc.health.v1.Health/Watch"

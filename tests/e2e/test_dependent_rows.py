@@ -18,6 +18,8 @@ from tests.e2e.support import channel_to, statistics_of, triton
 from tests.ensembles import add_ensemble, pbtxt
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.long
+
 http = pytest.importorskip("tritonclient.http")
 
 CLIENTS: Final = 12

@@ -13,6 +13,8 @@ from tests.e2e.models import add_model, versioned_model
 from tests.e2e.process import ServerProcess, running
 from tests.observe.status.chromium import Tab, browser
 
+pytestmark = pytest.mark.long
+
 HTTP = ("--http-addr", "127.0.0.1:0")
 #: A name that would be a script, were it taken for HTML or Markdown.
 ODD = "<img src=x onerror=window.ran=1>"

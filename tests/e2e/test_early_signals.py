@@ -15,6 +15,8 @@ from tests.e2e.process import PYTHON, environment, wait_serving
 from tests.engine.support import DOUBLE
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.long
+
 ALL: Final = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 SEEN: Final = (
     "SIGHUP: there is nothing to read again",

@@ -16,6 +16,8 @@ from tests.e2e.process import ROOT, ServerProcess, environment, running
 from tests.minilm import REPOSITORY
 from tests.repositories.sentence_transformers.made_up import BERT, write_model
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("tritonclient.grpc")
 
 EXAMPLES = ROOT / "examples"

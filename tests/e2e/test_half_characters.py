@@ -15,6 +15,8 @@ from tests.infer.tracing.collector import Collector, collecting
 from tests.text_models import make_folder
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.long
+
 HALF = chr(0xD83D)
 SHOWN = r"\ud83d"
 MODEL = """

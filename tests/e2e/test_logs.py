@@ -26,6 +26,8 @@ from toutates.protocol.grpc_service_pb2 import (
     TraceSettingRequest,
 )
 
+pytestmark = pytest.mark.long
+
 SERVICE = "/inference.GRPCInferenceService/"
 
 

@@ -19,6 +19,8 @@ from tests.e2e.process import run, running
 from tests.text_models import DIM, make_folder, save_weights
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.long
+
 MODULES: list[tuple[str, str, dict[str, Any]]] = [
     ("1_Pooling", "sentence_transformers.models.Pooling", {"pooling_mode_mean_tokens": True}),
     ("2_Dense", "sentence_transformers.models.Dense", {"in_features": DIM, "out_features": 2, "bias": False}),

@@ -35,6 +35,8 @@ from toutates.engine.lane import PackedLane
 from toutates.system.address import Address
 from toutates.system.poison import Poison, current
 
+pytestmark = pytest.mark.long
+
 grpc_client = pytest.importorskip("tritonclient.grpc", reason="has no wheel for free-threaded Python")
 utils = pytest.importorskip("tritonclient.utils")
 

@@ -17,6 +17,8 @@ from tests.e2e.support import Tensor, channel_to, infer, request
 from tests.ports import free_port
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.long
+
 #: Another program that takes a port, when the server has bound it and does not listen yet.
 TAKES_PORT: Final = """
 def initialize(self, args):

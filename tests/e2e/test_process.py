@@ -15,6 +15,8 @@ from tests.e2e.wire import client_of
 from tests.waiting import wait_until
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 
+pytestmark = pytest.mark.long
+
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 
 

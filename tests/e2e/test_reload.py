@@ -21,6 +21,8 @@ from tests.e2e.process import ServerProcess, running
 from tests.e2e.support import INFER, SERVICE, Tensor, call, channel_to, outputs_of, pb, request, triton
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.long
+
 RELOADS: Final = int(os.environ.get("RELOADS", "15"))
 EXPLICIT: Final = ("--model-control-mode", "explicit", "--load-model", "m")
 CONFIG: Final = "backend: supertensor\nbatch_size: 16\ncapacity: 64\nnum_executors: {}\nallocator: cpu\n"

@@ -21,7 +21,7 @@ from tests.waiting import wait_until
 WEIGHTS = np.random.default_rng(1).standard_normal((1536, 2048), np.float32)
 
 
-pytestmark = pytest.mark.usefixtures("s3_credentials")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("s3_credentials")]
 
 
 @pytest.fixture(scope="module")

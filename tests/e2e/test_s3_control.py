@@ -20,7 +20,7 @@ from tests.repositories.support import Fault, Proxy, S3Service
 from tests.text_models import hidden, ids_of, make_folder
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.usefixtures("s3_credentials")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("s3_credentials")]
 
 CONFIG: Final = b"backend: supertensor\nbatch_size: %d\ncapacity: 4\nnum_executors: 1\nallocator: cpu\n"
 #: Every connection is closed before its answer.

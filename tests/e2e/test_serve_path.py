@@ -21,6 +21,8 @@ from tests.repositories.support import S3Service
 from tests.triton_repository import adder, negative
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.long
+
 skip_without("tritonclient")
 
 FLAGS = ("--http-addr", "127.0.0.1:0")

@@ -21,6 +21,8 @@ from tests.e2e.starting import is_open, starting
 from tests.e2e.wire import Client
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.long
+
 INFER: Final = "/v2/models/m/infer"
 BODY: Final = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]})
 LIVE_RPC: Final = "/inference.GRPCInferenceService/ServerLive"

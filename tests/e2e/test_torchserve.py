@@ -22,6 +22,8 @@ from tests.waiting import wait_until
 from toutates.command.main import parse_options
 from toutates.system.errors import ConfigurationError
 
+pytestmark = pytest.mark.long
+
 FLAGS = ("--torchserve-api", "--http-addr", "127.0.0.1:0", "--torchserve-management-addr", "127.0.0.1:0")
 
 

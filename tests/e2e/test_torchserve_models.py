@@ -18,6 +18,8 @@ from tests.e2e.process import ServerProcess, running
 from tests.torchserve_archives import contents, mar
 from toutates.repositories.torchserve.importing import import_archive
 
+pytestmark = pytest.mark.long
+
 FLAGS = ("--torchserve-api", "--http-addr", "127.0.0.1:0", "--torchserve-management-addr", "127.0.0.1:0")
 
 FUNCTION = """

@@ -15,6 +15,8 @@ from toutates.repositories.cache.files import read_manifest
 from toutates.repositories.interface import RepositoryStatistics
 from toutates.system.errors import ConfigurationError, RepositoryError
 
+pytestmark = pytest.mark.long
+
 MODEL = {"m/1/model.onnx": b"graph", "m/1/config.yaml": b"batch_size: 4\n", "m/config.pbtxt": b'name: "m"\n'}
 
 

@@ -25,6 +25,8 @@ from tests.observe.status.chromium import Tab, browser
 from tests.ports import free_port
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.long
+
 triton = pytest.importorskip("tritonclient.grpc")
 
 
