@@ -10,20 +10,25 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
 import pytest
 
 from tests.fake_cuda import FakeCuda
-from tests.infer.support import KnownCall, Served, signature_of
+from tests.infer.support import PEER, KnownCall, Served, signature_of
 from tests.waiting import wait_until
+from toutates.access.callers import Caller
+from toutates.access.gate import Era
+from toutates.access.rules import AccessRules
 from toutates.engine.result import BatchResult, Outputs, PendingRequest, Split, Timing
 from toutates.h2grpc import Limits
 from toutates.h2grpc.message_memory import MemoryPool
 from toutates.infer import service, shared_outputs, shared_path
+from toutates.infer.charging import ChargingInferService
 from toutates.infer.inflight import Inflight
-from toutates.infer.regions import Kind, Place, Regions
+from toutates.infer.regions import Kind, Place, Regions, own_name
 from toutates.infer.shared_outputs import SharedOutputs
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 from toutates.system.cuda import Cuda
@@ -274,6 +279,28 @@ def is_used(regions: Regions) -> bool:
 def shared(regions: Regions, key: str) -> Shared:
     regions.register_system("r", key, 0, SIZE)
     return Shared(regions)
+
+
+def test_requests_are_their_callers_whether_or_not_their_inputs_are_read(
+    regions: Regions, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.infer.support.InferService", ChargingInferService)
+    gate: Any = SimpleNamespace(caller=None, caller_of_head=lambda head: gate.next)
+    monkeypatch.setattr(ChargingInferService, "gate", gate, raising=False)
+    monkeypatch.setattr(KnownCall, "head", None, raising=False)
+    shared = Shared(regions)
+    callers = [Caller(f"key {name}", frozenset({"inference"})) for name in ("one", "two")]
+    callers.append(Era(AccessRules(anonymous=frozenset({"inference"}))).anonymous)
+    for caller in callers:
+        regions.register_system(own_name(caller.owner, "r"), key, 0, SIZE)
+    for has_input in (True, True, False):
+        for gate.next in callers:
+            message = shared.message()
+            if not has_input:
+                message.inputs[0].parameters.clear()
+                message.raw_input_contents.append(bytes(16))
+            shared.ask(message)
+    assert shared.port.callers == ["key one", "key two", PEER] * 3
 
 
 def test_a_request_uses_its_region_until_it_is_answered(shared: Shared, regions: Regions, key: str) -> None:

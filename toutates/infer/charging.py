@@ -46,9 +46,12 @@ class _Charging(InferService):
         return super()._find(model, version)
 
     def _whose(self, context: RequestContext) -> str:
-        """See ``InferService``. Who is known is the same by every connection."""
-        caller = self.gate.caller
-        return (caller and caller.identity) or super()._whose(context)
+        """See ``InferService``. Who is known is the same by every connection.
+
+        Requests with shared memory were charged before, and have no caller here; their plans know whose they are.
+        """
+        caller, shared = self.gate.caller, context[1].shared
+        return (caller.identity if caller else shared.whose if shared else "") or super()._whose(context)
 
     def for_its_caller(self, again: Callable[[], None]) -> Callable[[], None]:
         """See ``LateHandling``."""
@@ -159,12 +162,17 @@ class _Charging(InferService):
         caller = self.gate.caller
         return "" if caller is None else caller.owner
 
+    @property
+    def _identity_of_caller(self) -> str:
+        caller = self.gate.caller
+        return "" if caller is None else caller.identity
+
     def _check_place(self, place: Place) -> None:
         super()._check_place(replace(place, region=own_name(self._owner, place.region)))
 
     def _shared(self, version: ServedVersion, validated: ValidatedRequest) -> SharedTensors | None:
         shared = super()._shared(version, validated)
-        return None if shared is None else shared.owned_by(self._owner)
+        return None if shared is None else shared.owned_by(self._owner, self._identity_of_caller)
 
     def _own_plan(self, plan: Plan) -> Plan:
         """The plan for the regions of the request's caller; another caller may have sent the same bytes before."""
@@ -174,7 +182,7 @@ class _Charging(InferService):
         own: Plan | None = shared.others.get(owner)
         if own is None:
             own = copy(plan)
-            own.shared = shared.owned_by(owner)
+            own.shared = shared.owned_by(owner, self._identity_of_caller)
             if len(shared.others) >= MAX_OWNERS:
                 shared.others.clear()
             shared.others[owner] = own

@@ -50,6 +50,7 @@ class SharedTensors:
         finish: takes the outcome of requests that got into no batch; of the plan's port. Set by whoever opens that.
         device_way: the way for requests whose inputs a GPU has; None where the version does not take them so.
         owner: whose regions they are in, where regions have owners; "" until ``owned_by``.
+        whose: who sends the requests (``Caller.identity``); "" where nobody knows.
         others: plans of the same requests of other owners, by owner.
     """
 
@@ -70,6 +71,7 @@ class SharedTensors:
         "places",
         "room",
         "spans",
+        "whose",
     )
 
     def __init__(self, regions: Regions, version: ServedVersion, request: ValidatedRequest) -> None:
@@ -83,7 +85,7 @@ class SharedTensors:
         self.outputs: Mapping[int, Place] = request.places
         self.byte_size = sum(given[0].byte_size for given in self.inputs if given is not None)
         self.room = sum(place.byte_size for place in self.outputs.values())
-        self.owner = ""
+        self.owner = self.whose = ""
         self.others: dict[str, Any] = {}
         self._indices = request.inputs
         self._classes = request.classes
@@ -132,14 +134,15 @@ class SharedTensors:
                 spans.append((start, end))
         return DeviceRows(inputs, outputs)
 
-    def owned_by(self, owner: str) -> SharedTensors:
-        """The same tensors in regions of an owner's; one before is forgotten."""
+    def owned_by(self, owner: str, whose: str) -> SharedTensors:
+        """The same tensors in regions of an owner's, whose requests are ``whose``; one before is forgotten."""
 
         def own(place: Place) -> Place:
             name = place.region.removeprefix(own_name(self.owner, "")) if self.owner else place.region
             return replace(place, region=own_name(owner, name))
 
         other = copy(self)
+        other.whose = whose
         other.owner, other.others = owner, {}  # of its own: plans that lead back to themselves would need a collector
         other.inputs = [None if given is None else (own(given[0]), given[1]) for given in self.inputs]
         other.outputs = {index: own(place) for index, place in self.outputs.items()}
