@@ -95,6 +95,17 @@ def test_the_account_is_asked_before_each_piece_of_what_a_message_becomes() -> N
         assert server.call(lambda: server.service.shared.budget.used) == 0
 
 
+def test_the_account_is_asked_before_each_piece_of_what_a_message_of_a_stream_becomes() -> None:
+    with running(buffer_bytes=1_000_000) as server, RawClient(server) as client:
+        stream = block(request("/test.Echo/Stream", ("grpc-encoding", "deflate")))
+        client.send(headers(1, stream) + data(1, message(zlib.compress(bytes(4_000_000)), 1), END_STREAM))
+        assert b"1000000 is the most: none are left for what the message becomes" in trailers(client)
+        assert server.worker.limit_hits["server_buffer"] == 1
+        client.send(headers(3, stream) + data(3, message(zlib.compress(bytes(20_000)), 1), END_STREAM))
+        assert b"grpc-status" in trailers(client)
+        server.until(lambda: server.service.shared.budget.used == 0)
+
+
 def trailers(client: RawClient) -> bytes:
     for frame in client:
         if frame.type == HEADERS and frame.flags & END_STREAM:

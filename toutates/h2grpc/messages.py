@@ -47,19 +47,25 @@ class Inflater:
     def __init__(self, allowance: Allowance) -> None:
         self._meter = Meter(allowance, 0, 0)
 
-    def inflate(self, data: bytes, encoding: str, max_size: int, now_ns: int) -> bytes:
-        """The message inside ``data``.
+    def inflate(
+        self, data: bytes, encoding: str, max_size: int, now_ns: int, budget: MemoryBudget | None = None
+    ) -> bytes:
+        """The message inside ``data``; ``budget`` as of ``decompress``.
 
         Raises:
-            LimitExceeded: it is larger than ``max_size`` bytes, or the clients have used up their allowance.
+            LimitExceeded: it is larger than ``max_size`` bytes, there is no memory for it, or the clients have used up
+                their allowance.
             GrpcError: INTERNAL for data that is broken.
         """
         allowed = self._allowed(now_ns)
         try:
-            message = decompress(data, encoding, min(max_size, allowed))
+            message = decompress(data, encoding, min(max_size, allowed), budget)
         except LimitExceeded as error:
-            self._charge(now_ns, min(max_size, allowed))
-            if allowed >= max_size:
+            most = min(max_size, allowed)
+            if error.limit == "server_buffer" and budget is not None:
+                most = min(most, max(budget.room, PIECE_BYTES))  # no more of it was decompressed
+            self._charge(now_ns, most)
+            if allowed >= max_size or error.limit == "server_buffer":
                 raise
             text = "compressed messages of all clients become more than the server has time for; do not compress them"
             raise LimitExceeded("inflation", text) from error

@@ -191,7 +191,7 @@ class Requests:
 
     def _inflate(self, encoding: str, most: int, data: bytes) -> bytes:
         self._held.check()
-        return self._inflater.inflate(data, encoding, most, self.now_ns)
+        return self._inflater.inflate(data, encoding, most, self.now_ns, self._budget)
 
     def _inflate_request(self, call: Call, events: list[Event]) -> None:
         """Make an event of a complete unary request, decompressed if it is compressed and small."""
