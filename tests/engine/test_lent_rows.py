@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.engine.support import DOUBLE_LENGTHS, Rig, double, inline_time, model, tensor, wait_until
-from toutates.engine import executor, lane_table
+from toutates.engine import executor, lane_table, long_copies
 from toutates.engine.lane import LEAST_LENT_BYTES, Batch
 from toutates.engine.long_copies import STEP_BYTES
 from toutates.engine.submitter import ALIGNMENT
@@ -421,3 +421,23 @@ def test_what_a_worker_was_copying_when_it_ended_holds_up_nobody(running: Runnin
     running.rig.workers[0].end_round()
     running.rig.close(workers_ended=True)
     wait_until(lambda: running.rig.supertensor.queue.finished)
+
+
+def test_a_copy_that_fails_fails_its_request_only(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    length = 5 * STEP_BYTES // 8
+    large = np.arange(length, dtype=np.float32)
+    worker = running.rig.workers[0]
+    for context in ("failing", "other"):
+        running.add(context, bytes(ALIGNMENT) + large.tobytes(), length=length)
+    callbacks, worker.callbacks = worker.callbacks, []
+    monkeypatch.setattr(long_copies, "STEP_BYTES", None)
+    with pytest.raises(TypeError):
+        callbacks[0]()
+    monkeypatch.undo()
+    for callback in callbacks[1:]:
+        callback()
+    for _ in range(3):
+        worker.end_round()
+    failed, answer = worker.collect("failing", "other")
+    assert isinstance(failed, ExecutionFailed)
+    npt.assert_array_equal(answer[0], 2 * large)

@@ -33,33 +33,48 @@ class LongCopies:
     Args:
         supertensor: whose batches they are.
         at_round_end: see ``Consumer``.
+        fail: called with a batch and the first row of a content, if the content could not be copied.
     """
 
-    def __init__(self, supertensor: SuperTensor, at_round_end: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(
+        self,
+        supertensor: SuperTensor,
+        at_round_end: Callable[[Callable[[], None]], None],
+        fail: Callable[[Batch, int], None],
+    ) -> None:
         self._supertensor = supertensor
         self._at_round_end = at_round_end
-        #: batch, where to and what
-        self._left: deque[tuple[Batch, memoryview, memoryview]] = deque()
+        self._fail = fail
+        #: batch, first row, where to and what
+        self._left: deque[tuple[Batch, int, memoryview, memoryview]] = deque()
         self._done = 0
 
-    def begin(self, batch: Batch, target: memoryview, content: memoryview) -> None:
+    def begin(self, batch: Batch, first: int, target: memoryview, content: memoryview) -> None:
         """Copy a content at the end of this round and the next ones; the batch waits until it is there."""
         with self._supertensor.lock:
             batch.busy += 1
-        self._left.append((batch, target, content))
+        self._left.append((batch, first, target, content))
         if len(self._left) == 1:
             self._at_round_end(self._step)
 
     def _step(self) -> None:
-        batch, target, content = self._left[0]
-        end = self._done + STEP_BYTES
-        target[self._done : end] = content[self._done : end]
-        self._done = end
-        if end >= len(content):
-            self._left.popleft()
-            self._done = 0
-            target.release()
-            content.release()
-            self._supertensor.commit((batch,), inline=False)
-        if self._left:
-            self._at_round_end(self._step)
+        batch, first, target, content = self._left[0]
+        is_over = True
+        try:
+            end = self._done + STEP_BYTES
+            target[self._done : end] = content[self._done : end]
+            self._done = end
+            is_over = end >= len(content)
+        except BaseException:
+            self._fail(batch, first)
+            raise
+        finally:
+            if is_over:
+                self._left.popleft()
+                self._done = 0
+            if self._left:
+                self._at_round_end(self._step)
+            if is_over:
+                target.release()
+                content.release()
+                self._supertensor.commit((batch,), inline=False)

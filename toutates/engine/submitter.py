@@ -5,12 +5,13 @@ Then an executor has them, or the worker itself runs them with an executor's ses
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from ctypes import addressof, c_char
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any, ClassVar, Final, cast
+from typing import Any, ClassVar, Final, NoReturn, cast
 from weakref import WeakValueDictionary
 
 from toutates.engine.lane import (
@@ -24,12 +25,13 @@ from toutates.engine.lane import (
     RowShapes,
 )
 from toutates.engine.long_copies import STEP_BYTES, LongCopies, may_be_kept
-from toutates.engine.result import BatchResult, PendingRequest, Split
+from toutates.engine.result import BatchResult, PendingRequest, Split, Timing
 from toutates.engine.servable import Buffer, Consumer, Content, view_of
-from toutates.engine.splits import KeptSplit, batch_of_contents, batch_of_pieces
+from toutates.engine.splits import KeptSplit, batch_of_contents, batch_of_pieces, settled
 from toutates.engine.supertensor import SuperTensor
 from toutates.protocol.names import request_prefix
 from toutates.protocol.strings import StringRows, are_many
+from toutates.system.errors import ExecutionFailed
 
 __all__ = ["LaneWriter", "StringPort", "Submitter"]
 
@@ -100,7 +102,7 @@ class Submitter:
         self._at_round_end = consumer.at_round_end
         self._about = consumer.about
         self.counters = consumer.counters
-        self._long_copies = LongCopies(supertensor, consumer.at_round_end)
+        self._long_copies = LongCopies(supertensor, consumer.at_round_end, self._fail)
         self._commit_asked = False
         #: batches with rows reserved since the last commit
         self._touched: set[Batch] = set()
@@ -161,7 +163,7 @@ class Submitter:
                     view[first * row_bytes : end * row_bytes] = buffer[spans[0] : spans[1]]
                 else:
                     target = view[first * row_bytes : end * row_bytes]
-                    self._write(batch, target, memoryview(buffer)[spans[0] : spans[1]])
+                    self._write(batch, first, target, memoryview(buffer)[spans[0] : spans[1]])
             else:
                 self._copy(batch, way.lane, first, rows, buffer, spans, 0)
         except BaseException:
@@ -184,7 +186,8 @@ class Submitter:
                 ):
                     start = part.offset * row_bytes
                     own = view_of(content)[start : start + part.rows * row_bytes]
-                    self._write(part.batch, view[part.first * row_bytes : (part.first + part.rows) * row_bytes], own)
+                    target = view[part.first * row_bytes : (part.first + part.rows) * row_bytes]
+                    self._write(part.batch, part.first, target, own)
             self._enter(parts, context, self._split(way.lane, rows, contents, len(parts)))
         finally:
             self._after_adding(full=True)
@@ -463,15 +466,34 @@ class Submitter:
             if rows * row_bytes <= STEP_BYTES:  # as ``_write``, without a call
                 view[first * row_bytes : (first + rows) * row_bytes] = content
             else:
-                self._write(batch, view[first * row_bytes : (first + rows) * row_bytes], content)
+                self._write(batch, first, view[first * row_bytes : (first + rows) * row_bytes], content)
             at += 2
 
-    def _write(self, batch: Batch, target: memoryview, content: memoryview) -> None:
+    def _write(self, batch: Batch, first: int, target: memoryview, content: memoryview) -> None:
         """Copy a content into a batch; one that takes long in steps, which end in a later round."""
         if len(content) <= STEP_BYTES or not may_be_kept(content):
             target[:] = content
         else:
-            self._long_copies.begin(batch, target, content)
+            self._long_copies.begin(batch, first, target, content)
+
+    def _fail(self, batch: Batch, first: int) -> None:
+        """Rows from ``first`` on could not be copied: their request fails, and the others of the batch run."""
+        with self._lock:
+            pending = batch.pending[self._port]
+            failed = [request for request in pending if request[1] == first and request[2]]
+            pending[:] = [request for request in pending if request[1] != first or not request[2]]
+            ports: list[list[PendingRequest]] = [[] for _ in batch.pending]
+        ports[self._port] = failed
+        now_ns = time.monotonic_ns()
+        outcome = ports, None, ExecutionFailed("internal error"), Timing(now_ns, now_ns, now_ns, now_ns)
+        for told, outputs, error, timing in settled([outcome], self._supertensor, _not_needed, _not_needed):
+            if told[self._port]:
+                self._finish_here(BatchResult(told[self._port], outputs, error, timing))
+
+
+def _not_needed(*given: object) -> NoReturn:
+    """What fails is not run once more."""
+    raise AssertionError(given)
 
 
 class StringPort:
