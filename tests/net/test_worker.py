@@ -368,6 +368,23 @@ def test_failing_callbacks_leave_the_worker_alive(caplog: pytest.LogCaptureFixtu
         assert caplog.text.count("callback failed") == 2
 
 
+def test_what_is_asked_for_at_the_end_of_rounds_is_done_before_the_worker_closes() -> None:
+    left = [20_000]
+
+    def go_on() -> None:
+        left[0] -= 1
+        if left[0]:
+            server.worker.at_round_end(go_on)
+
+    def begin() -> None:
+        go_on()
+        server.worker.drain(0.0)
+
+    with running() as server:
+        server.worker.call_soon(begin)
+    assert left == [0]
+
+
 # --- deadlines -------------------------------------------------------------------------------------------------------
 
 

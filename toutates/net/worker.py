@@ -428,6 +428,8 @@ class Worker:
     def _close_everything(self) -> None:
         self.acceptor.stop()
         self.closing.drop_all(time.monotonic_ns())
+        while self._round_end:  # rows on their way into batches, which other workers' requests wait for
+            self._end_round()
         for service in reversed(self.services):
             service.stop()
         self.side.stop()
