@@ -25,7 +25,7 @@ from toutates.access.rules import AccessRules
 from toutates.engine.result import BatchResult, Outputs, PendingRequest, Split, Timing
 from toutates.h2grpc import Limits
 from toutates.h2grpc.message_memory import MemoryPool
-from toutates.infer import service, shared_outputs, shared_path
+from toutates.infer import service, shared_outputs, shared_path, shared_tensors
 from toutates.infer.charging import ChargingInferService
 from toutates.infer.inflight import Inflight
 from toutates.infer.regions import Kind, Place, Regions, own_name
@@ -232,8 +232,8 @@ class ConnectedCall(KnownCall):
 class Shared(Served):
     """A model "m" of one input and one output of four INT32, whose requests have both in a region."""
 
-    def __init__(self, regions: Regions, inflight: Inflight | None = None) -> None:
-        super().__init__(signature_of("A"), regions=regions, inflight=inflight)
+    def __init__(self, regions: Regions, inflight: Inflight | None = None, names: str = "A") -> None:
+        super().__init__(signature_of(*names), regions=regions, inflight=inflight)
         worker: Any = self.worker
         worker.limits, worker.message_memory = Limits(max_message_size=4_096), MemoryPool()
         worker.objects = self.side = Side()
@@ -428,7 +428,10 @@ def test_a_request_in_two_batches_lets_go_with_the_last_of_them(
 def test_inputs_are_no_larger_than_messages_may_be(shared: Shared, regions: Regions) -> None:
     kind, text = shared.refusal(shared.message(rows=512))
     assert kind is InvalidRequest
-    assert text == "the inputs in shared memory have 8192 bytes, at most 4096 are taken (--limit message_size)"
+    assert (
+        text
+        == "the inputs of a request with shared memory have 8192 bytes, at most 4096 are taken (--limit message_size)"
+    )
     assert not is_used(regions)
 
 
@@ -528,6 +531,44 @@ def test_inputs_are_read_beside_the_worker(shared: Shared, side: Side, regions: 
     port.run()
     side.run()
     assert not any(call.open for call in calls)
+    assert not is_used(regions)
+
+
+def test_inputs_of_the_message_are_counted_with_those_in_shared_memory(
+    shared: Shared, side: Side, regions: Regions, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_tensors, "STEP_BYTES", 20)
+    monkeypatch.setattr(shared_path, "MOST_ASIDE_BYTES", 200)
+    mixed = Shared(regions, names="AB")
+    mixed.side = mixed.worker.objects = side  # type: ignore[attr-defined]
+
+    def message(rows: int, *, is_read: bool = True) -> ModelInferRequest:
+        message = mixed.message(rows=rows)
+        if not is_read:
+            message.inputs[0].parameters.clear()
+            message.raw_input_contents.append(bytes(16 * rows))
+        message.inputs.add(name="B", datatype="INT32", shape=[rows, 4])
+        message.raw_input_contents.append(bytes(range(16 * rows)))
+        return message
+
+    mixed.ask_together(message(1), message(1))
+    assert len(side.jobs) == 2, "32 bytes are read at once, and each has more"
+    side.run()
+    mixed.ask(message(3))
+    with pytest.raises(Overloaded, match="160 bytes of inputs"):  # B is behind 64 bytes, and in its message until then
+        mixed.ask(message(1))
+    port = mixed.servable.ports[0]
+    assert len(port.added) == 2
+    side.run()
+    assert port.added[-1].inputs == [(FOLDER / key).read_bytes()[:48], bytes(range(48))]
+    mixed.ask(message(2, is_read=False))
+    assert len(port.added) == 3, "large contents are copied beside the worker"
+    side.run()
+    assert port.added[-1].inputs == [bytes(32), bytes(range(32))]
+    mixed.worker.limits = Limits(max_message_size=100)  # type: ignore[attr-defined]
+    assert mixed.refusal(message(3))[1].startswith("the inputs of a request with shared memory have 112 bytes")
+    port.run()
+    side.run()
     assert not is_used(regions)
 
 

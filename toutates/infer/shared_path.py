@@ -126,10 +126,12 @@ class SharedPath:
             self._outputs.check_room(shared.room)
             shared.acquire()
             try:
-                if shared.byte_size:
-                    self._check_room(shared)
                 inputs = SharedInputs(shared, contents, self._worker)
-                if shared.byte_size or (said is not None and said[0] in self.sequences):
+                is_aside = shared.byte_size or inputs.are_late
+                if is_aside:
+                    self._check_room(inputs)
+                inputs.take()
+                if is_aside or (said is not None and said[0] in self.sequences):
                     self._read_aside(_Reading(call, plan, shared, id_field, inputs, identifier, said))
                     return
             except BaseException:
@@ -173,8 +175,8 @@ class SharedPath:
         shared.release()
         return False
 
-    def _check_room(self, shared: SharedTensors) -> None:
-        if self._bytes_aside and self._bytes_aside + shared.byte_size + REQUEST_BYTES > MOST_ASIDE_BYTES:
+    def _check_room(self, inputs: SharedInputs) -> None:
+        if self._bytes_aside and self._bytes_aside + inputs.byte_size + REQUEST_BYTES > MOST_ASIDE_BYTES:
             raise Overloaded(
                 f"{self._bytes_aside} bytes of inputs in shared memory wait to be read, and {MOST_ASIDE_BYTES} is the "
                 "most; try again later"
@@ -195,7 +197,7 @@ class SharedPath:
         if not self._readings:
             self._worker.at_round_end(self._hand_over)
         self._readings.append(reading)
-        self._bytes_aside += reading.shared.byte_size + REQUEST_BYTES
+        self._bytes_aside += reading.inputs.byte_size + REQUEST_BYTES
         if reading.said is not None:
             self.sequences[reading.said[0]] = self.sequences.get(reading.said[0], 0) + 1
 
@@ -205,7 +207,7 @@ class SharedPath:
         groups: dict[Any, tuple[list[_Reading], int]] = {}
         jobs: list[tuple[Any, list[_Reading]]] = []
         for reading in readings:
-            connection, size = reading.call.responder, reading.shared.byte_size
+            connection, size = reading.call.responder, reading.inputs.byte_size + REQUEST_BYTES
             known = groups.get(connection)
             if known is None or known[1] + size > AT_ONCE_BYTES:
                 known = [], 0
@@ -248,7 +250,7 @@ class SharedPath:
 
     def _go_on_with(self, reading: _Reading) -> None:
         call, plan, shared, said, error = reading.call, reading.plan, reading.shared, reading.said, reading.error
-        self._bytes_aside -= shared.byte_size + REQUEST_BYTES
+        self._bytes_aside -= reading.inputs.byte_size + REQUEST_BYTES
         if said is not None:
             self.sequences[said[0]] -= 1
             if not self.sequences[said[0]]:

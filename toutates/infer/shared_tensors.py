@@ -17,6 +17,7 @@ from toutates.engine.on_device import ALIGNMENT as ALIGNED
 from toutates.engine.on_device import LEAST_BYTES, DeviceLane, DevicePort, DeviceRows
 from toutates.engine.result import BatchResult
 from toutates.engine.servable import Buffer, Port
+from toutates.h2grpc.message_memory import MessageMemory
 from toutates.infer.regions import Place, Region, Regions, own_name
 from toutates.infer.validation import ValidatedRequest
 from toutates.models.table import ServedVersion
@@ -29,6 +30,9 @@ __all__ = ["SharedInputs", "SharedTensors"]
 POOLED_BYTES: Final = 65_536
 #: Where inputs begin, so that they are aligned as those of messages are.
 ALIGNMENT: Final = 64
+#: Contents of a message that the worker copies itself; larger ones keep their message until they are copied beside it.
+#: Also what is copied there without letting the worker run.
+STEP_BYTES: Final = 1_048_576
 
 
 class SharedTensors:
@@ -164,6 +168,8 @@ class SharedTensors:
         Raises:
             InvalidRequest: an object has become too short, or cannot be read.
         """
+        if inputs.are_late:
+            inputs.copy_contents()
         spans, buffer = inputs.spans, inputs.buffer
         if len(self.inputs) == 1 and buffer.__class__ is bytearray:  # which is all of the only input
             given = self.inputs[0]
@@ -211,37 +217,62 @@ class SharedInputs:
         worker: has memory for large ones.
 
     Attributes:
-        buffer: holds all inputs, once those in shared memory are read.
+        buffer: holds all inputs, once those in shared memory are read; from ``take`` on.
         spans: where each begins and ends in it, flat.
+        byte_size: that the request holds: of the buffer, and of contents that are copied beside the worker.
+        are_late: whether contents are.
 
     Raises:
         InvalidRequest: a request may not have so many bytes.
-        MemoryError: the system has no more.
     """
 
-    __slots__ = ("_memory", "_pool", "buffer", "spans")
+    __slots__ = ("_contents", "_memory", "_pool", "_tensors", "are_late", "buffer", "byte_size", "spans")
 
     def __init__(self, tensors: SharedTensors, contents: Sequence[Buffer], worker: Worker) -> None:
-        most = worker.limits.max_message_size
-        if tensors.byte_size > most:
-            raise InvalidRequest(
-                f"the inputs in shared memory have {tensors.byte_size} bytes, at most {most} are taken "
-                "(--limit message_size)"
-            )
         spans = tensors.spans
         if spans is None:
             of_request = iter(contents)
             spans = _spans([len(next(of_request)) if given is None else given[0].byte_size for given in tensors.inputs])
-        self.spans = spans
         end = spans[-1] if spans else 0
+        most = worker.limits.max_message_size
+        if tensors.byte_size and end > most:
+            raise InvalidRequest(
+                f"the inputs of a request with shared memory have {end} bytes, at most {most} are taken "
+                "(--limit message_size)"
+            )
+        self.spans = spans
+        of_message = sum(map(len, contents))
+        self.are_late = of_message > STEP_BYTES
+        self.byte_size = end + of_message if self.are_late else end
+        self._tensors = tensors
+        self._contents = contents
         self._pool = worker.message_memory
+        self._memory: MessageMemory | None = None
+        self.buffer: Any = None
+
+    def take(self) -> None:
+        """Take memory. Contents that are not late are there then.
+
+        Raises:
+            MemoryError: the system has no more.
+        """
+        end = self.spans[-1] if self.spans else 0
         self._memory = self._pool.take_whole(end) if end >= POOLED_BYTES else None
-        self.buffer: Any = self._pool.small(end) if self._memory is None else self._memory
-        if contents:
-            of_request = iter(contents)
-            for at, given in enumerate(tensors.inputs):
+        self.buffer = self._pool.small(end) if self._memory is None else self._memory
+        if self._contents and not self.are_late:
+            self.copy_contents()
+            self._contents = ()
+
+    def copy_contents(self) -> None:
+        """Copy what is not in shared memory. Their message is let go by ``done``, on the worker's thread."""
+        of_request = iter(self._contents)
+        with memoryview(self.buffer) as whole:
+            for at, given in enumerate(self._tensors.inputs):
                 if given is None:
-                    self.buffer[spans[2 * at] : spans[2 * at + 1]] = next(of_request)
+                    content, start = memoryview(next(of_request)).cast("B"), self.spans[2 * at]
+                    for first in range(0, len(content), STEP_BYTES):
+                        part = content[first : first + STEP_BYTES]
+                        whole[start + first : start + first + len(part)] = part
 
     def contents(self) -> list[memoryview]:
         """A view of each input, by position."""
@@ -251,6 +282,7 @@ class SharedInputs:
     def done(self) -> None:
         """Note that the inputs are in a batch, or will never be. Called once."""
         self.buffer = None
+        self._contents = ()
         if self._memory is not None:
             self._pool.give_back(self._memory)
             self._memory = None
