@@ -109,14 +109,14 @@ class Downloads:
         return folder, target
 
     def _fetch(self, url: PlainUrl, target: Path) -> None:
-        pace = Pace(self._least_rate)
+        pace = _Limited(self._least_rate)
         opener = urllib.request.build_opener(_Redirects(self._allowed), _Http(pace), _Https(pace))
-        received, ends = 0, time.monotonic() + _LONGEST_S
+        received = 0
         try:
             with opener.open(str(url), timeout=_TIMEOUT_S) as source, target.open("wb") as out:
                 while data := source.read(_CHUNK):
                     received += len(data)
-                    if received > _MOST_BYTES or time.monotonic() > ends:
+                    if received > _MOST_BYTES or time.monotonic() > pace.ends:
                         raise TimeoutError
                     out.write(data)
         except (OSError, ValueError, http.client.HTTPException) as error:
@@ -149,10 +149,22 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     ) -> urllib.request.Request | None:
         try:
             allowed = str(self._allowed.plain(newurl))
-        except ValueError:
-            fp.close()
-            raise
+        finally:
+            fp.close()  # or urllib would read the whole body, however long it is
         return super().redirect_request(req, fp, code, msg, headers, allowed)
+
+
+class _Limited(Pace):
+    """A pace that ends after some time, be it within a head that never ends."""
+
+    def __init__(self, least_rate: int) -> None:
+        super().__init__(least_rate)
+        self.ends = time.monotonic() + _LONGEST_S
+
+    def count(self, size: int, took_s: float) -> None:
+        super().count(size, took_s)
+        if time.monotonic() > self.ends:
+            raise TimeoutError
 
 
 class _Paced(io.RawIOBase):
