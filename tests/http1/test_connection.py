@@ -12,7 +12,7 @@ import pytest
 from tests.http1.support import FIELDS, answer, conversation, cuts, request, statuses
 from toutates.http1 import Connection, Head, Limits, Receiving, Refused, Request, encode_fields
 from toutates.http1.chunks import ChunkReader
-from toutates.http1.coding import Inflater
+from toutates.http1.coding import INFLATE_STEP, Inflater
 
 
 def owes(connection: Connection) -> Receiving:
@@ -603,3 +603,19 @@ def test_fields_that_would_end_themselves_are_not_sent() -> None:
         with pytest.raises(ValueError, match="not a header field"):
             encode_fields(fields)
     assert encode_fields({"a": "ä b"}) == "a: ä b\r\n".encode("latin-1")
+
+
+def test_what_a_body_has_become_is_asked_for_until_it_is_counted() -> None:
+    asked: list[int] = []
+
+    def has_room(growth: int) -> bool:
+        asked.append(growth // INFLATE_STEP)
+        return True
+
+    inflater = Inflater("gzip", 1_000_000, has_room)
+    inflater.put(gzip.compress(bytes(5 * INFLATE_STEP)))
+    for number in range(4):
+        assert inflater.step()
+        if number == 1:
+            inflater.counted = len(inflater.body)
+    assert asked == [2, 1, 2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import random
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -229,6 +230,8 @@ def test_the_account_is_asked_before_each_piece_of_what_a_body_becomes() -> None
         assert (status, b"holds too much" in text) == ("503", True)
         assert server.worker.limit_hits["server_buffer"] == 1
         assert ask(client, "/x", gzip.compress(bytes(800_000)), "gzip") == ("200", bytes(800_000))
+        body = random.Random(1).randbytes(400_000)  # what has come, which is counted, is not asked for again
+        assert ask(client, "/x", gzip.compress(body), "gzip") == ("200", body)
         server.until(lambda: server.worker.budget.used == 0)
 
 

@@ -76,7 +76,10 @@ class Inflater:
         coding: of CODINGS.
         max_size: bytes that may come out.
         has_room: is asked before each step but the first whether there is memory for more, with the bytes that would
-            then be held; None where nobody minds.
+            then be held and are not counted (``counted``); None where nobody minds.
+
+    Attributes:
+        counted: bytes of the body that have been counted where ``has_room`` looks.
     """
 
     def __init__(self, coding: str, max_size: int, has_room: HasRoom | None = None) -> None:
@@ -89,6 +92,7 @@ class Inflater:
         self._waiting: bytes | bytearray = b""
         self._at = 0
         self._ended = False
+        self.counted = 0
         self.body = bytearray()
 
     @property
@@ -106,7 +110,7 @@ class Inflater:
         Raises:
             Refused: the body is broken or too large, or there is no memory for it.
         """
-        if self.body and self._has_room is not None and not self._has_room(self.size + INFLATE_STEP):
+        if self.body and not (self._has_room is None or self._has_room(len(self.body) - self.counted + INFLATE_STEP)):
             raise Refused(503, "the server holds too much for slow clients to decompress the request's body")
         taken = self._waiting[self._at : self._at + _TAKEN_STEP]
         if self._ended:

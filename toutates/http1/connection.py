@@ -320,6 +320,11 @@ class Connection:
         in_memory = self._memory.held_bytes if self._memory is not None else 0
         return len(self._data) + len(self._body) + in_memory + inflated + self.answers.size
 
+    def note_counted(self) -> None:
+        """Note that ``held_bytes`` are counted where ``has_room`` looks."""
+        if self._inflater is not None:
+            self._inflater.counted = len(self._inflater.body)
+
     def _read_known(self, data: bytes, found: list[Request]) -> int:
         """Read the requests at the beginning of ``data`` whose heads are remembered and plain; 1 us each.
 

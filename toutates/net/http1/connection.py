@@ -13,7 +13,6 @@ from toutates.h2grpc.message_memory import MemoryPool, MessageMemory
 from toutates.h2grpc.stream import Buffer
 from toutates.http1 import Connection as Http1
 from toutates.http1 import Head, Limits, Receiving, Refused
-from toutates.http1.coding import INFLATE_STEP
 from toutates.net.connection import NO_DEADLINES, Connection, Deadlines
 from toutates.net.http1.call import HttpCall, LargeRequest
 from toutates.net.http1.large_bodies import Foresight, begin_body
@@ -310,6 +309,7 @@ class HttpConnection(Connection):
         held_bytes = self._held_bytes
         self._budget.used += held_bytes - self._counted_bytes
         self._counted_bytes = held_bytes
+        self._http.note_counted()
 
     def bind(self, link: Any) -> None:
         """Have ``link`` put into the worker's list as soon as there is output; None when the driver lets go."""
@@ -436,9 +436,9 @@ class HttpConnection(Connection):
         return self._http.held_bytes + heads
 
 
-def _has_room(worker: Worker, held_bytes: int) -> bool:
-    """See ``Inflater``. What there was of the body before this turn is counted already."""
-    if worker.budget.has_room(INFLATE_STEP):
+def _has_room(worker: Worker, growth: int) -> bool:
+    """See ``Inflater``."""
+    if worker.budget.has_room(growth):
         return True
     worker.limit_hits["server_buffer"] += 1
     return False

@@ -152,6 +152,7 @@ class StreamAnswers:
             return
         size = inflater.size
         request.hold(size)
+        inflater.counted = len(inflater.body)
         if not request.open:
             return
 
