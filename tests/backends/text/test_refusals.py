@@ -40,6 +40,7 @@ from toutates.backends.text.interface import (
     find_text_model,
     text_models,
 )
+from toutates.backends.text.queue import TextQueue
 from toutates.backends.text.reading import Reader
 from toutates.models.table import ModelEntry, ModelState, ModelTable, VersionEntry
 from toutates.system.errors import (
@@ -248,10 +249,13 @@ def test_a_bug_in_reading_fails_the_requests_that_are_read_together(
     def read(*given: Any) -> Any:
         raise ZeroDivisionError
 
+    told: list[object] = []
     monkeypatch.setattr(Reader, "read", read)
+    monkeypatch.setattr(TextQueue, "note_read", lambda self, slices: told.extend(slices))
     with running(servable):
         for _ in range(2):
             assert isinstance(results.get(timeout=120).error, ExecutionFailed)
+        assert len(told) >= 2, "the callers go on waiting behind those who have none that are read"
         monkeypatch.undo()
         assert compute(servable, ["one"]).error is None
         assert servable.statistics().occupancy.rows == 0

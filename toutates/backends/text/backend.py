@@ -148,7 +148,12 @@ class TextBackend:
         if late:
             slices = [own for own in slices if own[0] not in late]
             rows = sum([end - begin for _, begin, end in slices])
-        read = self._reader.read(slices)
+        try:
+            read = self._reader.read(slices)
+        except BaseException:
+            with self._supertensor.lock:
+                self._queue.note_read(batch.slices)  # else their callers' next texts wait behind everybody's
+            raise
         read.failed += [(request, request.error or _LATE) for request in late]
         self.ended_ns = ended_ns = time.monotonic_ns()
         counters.texts += rows
