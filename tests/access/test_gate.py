@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from toutates.access import gate as module
 from toutates.access import tokens
 from toutates.access.callers import Caller
 from toutates.access.gate import Gate
+from toutates.access.rules import read_rules
 from toutates.access.worker_gate import Visit, WorkerGate
 from toutates.h2grpc.header_field import HeaderField
 from toutates.h2grpc.request_head import RequestHead
@@ -226,6 +228,39 @@ def test_signatures_are_checked_once_per_token_whatever_becomes_of_it(
     assert "more than" in refusal(gate, b"Bearer " + b"a.b." + b"c" * 1_000_000)
     refusal(gate, bearer(token(iss="nobody")))
     assert checked == [good, bad, late, early]
+
+
+@pytest.mark.parametrize(
+    ("made", "was_dear"),
+    [
+        (lambda: token(exp=int(NOW_S) - 100), True),
+        (lambda: token(nbf=int(NOW_S) + 100), True),
+        (lambda: token(aud="other"), True),
+        (lambda: token(sub=None), True),
+        (lambda: token() + "x", True),
+        (lambda: token(iss="nobody"), False),
+    ],
+)
+def test_what_took_a_signature_to_find_out_was_dear(gate: Gate, made: Any, was_dear: bool) -> None:
+    field = bearer(made())
+    with pytest.raises(Unauthenticated) as error:
+        gate.caller_of(field)
+    assert error.value.was_dear is was_dear
+    with pytest.raises(Unauthenticated) as again:  # however many blanks there are, it is the same token
+        gate.caller_of(field.replace(b" ", b"   "))
+    assert not again.value.was_dear
+
+
+def test_a_clock_that_is_set_right_lets_early_tokens_in(gate: Gate, clock: Clock, tmp_path: Path) -> None:
+    ahead_s = 0.0
+    early = bearer(token(nbf=int(NOW_S) + 500))
+    corrected = Gate(
+        partial(read_rules, tmp_path / "access.yaml"), lambda: clock.wall_s() + ahead_s, lambda: clock.now_ns
+    )
+    assert "not valid yet" in refusal(corrected, early)
+    ahead_s = 500.0
+    clock.pass_s(1)
+    corrected.caller_of(early)
 
 
 def test_a_flood_of_wrong_tokens_keeps_little_and_pushes_nobody_out(

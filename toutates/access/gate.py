@@ -1,7 +1,7 @@
 """From the bytes of an ``Authorization`` field to a caller.
 
 Keys are kept as their SHA-256, and what a caller sends is hashed before it is looked up. So neither the time that takes
-nor a dump of the memory tells a key. What was verified is remembered by the hash of the field, and so are tokens that
+nor a dump of the memory tells a key. What was verified is remembered by its hash, and so are tokens that
 will never be accepted, apart from the others: a flood of those pushes nobody out.
 
 Rules, and what was remembered under them, are replaced together as a whole.
@@ -19,7 +19,7 @@ from typing import Final
 from toutates.access.callers import FOR_EVER, Caller
 from toutates.access.quotas import Quotas
 from toutates.access.rules import AccessRules
-from toutates.access.tokens import BadToken, NotYet, WrongSignature, caller_of_token, looks_like_token
+from toutates.access.tokens import BadToken, NotYet, caller_of_token, looks_like_token
 from toutates.system.errors import Unauthenticated
 
 __all__ = ["Gate"]
@@ -152,7 +152,10 @@ class Gate:
             return era.anonymous
         if len(field) > MAX_FIELD_BYTES:
             raise Unauthenticated(f"the field 'Authorization' has more than {MAX_FIELD_BYTES} bytes")
-        digest = sha256(field).digest()
+        sent = _BEARER.fullmatch(field)
+        if sent is None:
+            raise Unauthenticated(WRONG_KEY)
+        digest = sha256(sent[1]).digest()  # not of the field, which may have more blanks for the same token
         caller = era.known.get(digest)
         now_ns = self._now_ns()
         if caller is not None and caller.until_ns > now_ns:
@@ -160,20 +163,17 @@ class Gate:
         reason, until_ns = era.refused.get(digest, ("", 0))
         if until_ns > now_ns:
             raise Unauthenticated(f"The token is not accepted: {reason}")
-        caller = self._verify(era, field, digest, now_ns)
+        caller = self._verify(era, sent[1], digest, now_ns)
         if len(era.known) >= MAX_KNOWN:
             era.known.clear()
         era.known[digest] = caller
         return caller
 
-    def _verify(self, era: Era, field: bytes, digest: bytes, now_ns: int) -> Caller:
-        sent = _BEARER.fullmatch(field)
-        if sent is None:
-            raise Unauthenticated(WRONG_KEY)
-        caller = era.rules.keys.get(sha256(sent[1]).digest())
+    def _verify(self, era: Era, sent: bytes, digest: bytes, now_ns: int) -> Caller:
+        caller = era.rules.keys.get(digest)
         if caller is not None:
             return caller
-        text = sent[1].decode("ascii")
+        text = sent.decode("ascii")
         if not era.rules.issuers or not looks_like_token(text):
             raise Unauthenticated(WRONG_KEY)
         try:
@@ -182,7 +182,7 @@ class Gate:
             reason = str(error)
             if len(era.refused) >= MAX_REFUSED:
                 era.refused.clear()
-            wait_ns = int(min(error.wait_s * 1e9, FOR_EVER)) if isinstance(error, NotYet) else FOR_EVER
+            # A clock that was wrong may be set right, so that nobody waits for long.
+            wait_ns = int(min(error.wait_s, 1.0) * 1e9) if isinstance(error, NotYet) else FOR_EVER
             era.refused[digest] = reason, now_ns + wait_ns
-            was_dear = isinstance(error, WrongSignature)
-            raise Unauthenticated(f"The token is not accepted: {reason}", was_dear=was_dear) from None
+            raise Unauthenticated(f"The token is not accepted: {reason}", was_dear=error.was_dear) from None

@@ -27,7 +27,13 @@ _NS: Final = 1_000_000_000
 
 
 class BadToken(Exception):
-    """A token is not accepted, and never will be by these rules; the text says why."""
+    """A token is not accepted, and never will be by these rules; the text says why.
+
+    Attributes:
+        was_dear: whether its signature was checked to find out.
+    """
+
+    was_dear = False
 
 
 class NotYet(BadToken):
@@ -45,6 +51,8 @@ class NotYet(BadToken):
 
 class WrongSignature(BadToken):
     """A token was not made by its issuer, which took a while to find out."""
+
+    was_dear = True
 
 
 def looks_like_token(text: str) -> bool:
@@ -78,6 +86,14 @@ def caller_of_token(text: str, rules: AccessRules, quotas: Quotas, now_s: float,
     if "crit" in head:
         raise BadToken("it has extensions that are not understood")
     _check_signature(text, key.key, key.algorithm)
+    try:
+        return _caller_of_claims(claims, issuer, quotas, now_s, now_ns)
+    except BadToken as error:
+        error.was_dear = True
+        raise
+
+
+def _caller_of_claims(claims: dict[str, Any], issuer: Issuer, quotas: Quotas, now_s: float, now_ns: int) -> Caller:
     ends_s = _check_times(claims, issuer, now_s)
     _check_audience(claims, issuer)
     subject = claims.get("sub")
