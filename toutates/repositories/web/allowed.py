@@ -66,9 +66,11 @@ def _check_path(path: str) -> None:
     """See that a path leads down only, also for servers that decode it more than once, or pass over parameters."""
     slashes = path.count("/")
     for _ in range(_MOST_DECODED):
-        steps = [segment.partition(";")[0] for segment in path.split("/")]
+        steps = [segment.partition(";")[0].rstrip() for segment in path.split("/")]
         if "." in steps or ".." in steps or "\\" in path or "\0" in path or path.count("/") != slashes:
             raise ValueError("its path is relative")
+        if "\ufffd" in path or not path.isprintable():
+            raise ValueError("its path has bytes that servers read differently")
         before, path = path, unquote(path)
         if path == before:
             return
