@@ -228,7 +228,8 @@ def test_requests_that_a_full_model_does_not_take_wait_for_half_of_their_streams
         client.send(opening() + asking(*names, flags=0))
         client.send(opening(3) + asking("g", stream=3, flags=END_STREAM))  # waits for the other stream
         server.until(lambda: "g" in inferences.begun)
-        assert inferences.begun == ["a", "b", "c", "d", "apart", "g"]
+        # One that waits for another stream is begun again after a moment.
+        assert list(dict.fromkeys(inferences.begun)) == ["a", "b", "c", "d", "apart", "g"]
         assert inferences.budget > 0
         inferences.answer("a", "b")
         server.until(lambda: "g" in inferences.waiting)

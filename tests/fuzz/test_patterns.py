@@ -9,6 +9,7 @@ import pytest
 from fuzz.patterns import Found, slowest, tree_patterns
 
 
+@pytest.mark.long
 def test_every_pattern_of_the_tree_is_timed() -> None:
     places = {found.place.partition(":")[0] for found in tree_patterns()}
     assert {"toutates/repositories/torchserve/importing.py", "toutates/http1/head.py"} <= places

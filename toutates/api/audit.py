@@ -84,7 +84,7 @@ def audited(author: Author, answer: Callable[[Any], Any]) -> Callable[[Any], Any
         try:
             response = answer(request)
         except RequestError as error:
-            _note(author, request, str(error))
+            _note(author, request, str(error), seen=seen)
             raise
         _note(author, request, seen=seen)
         return response
@@ -100,7 +100,7 @@ def audited_later(author: Author, answer: Callable[[Any], Awaitable[Any]]) -> Ca
         try:
             response = await answer(request)
         except RequestError as error:
-            _note(author, request, str(error))
+            _note(author, request, str(error), seen=seen)
             raise
         _note(author, request, seen=seen)
         return response

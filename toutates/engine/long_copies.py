@@ -33,32 +33,31 @@ class LongCopies:
     Args:
         supertensor: whose batches they are.
         at_round_end: see ``Consumer``.
-        fail: called with a batch and the first row of a content, if the content could not be copied.
     """
 
-    def __init__(
-        self,
-        supertensor: SuperTensor,
-        at_round_end: Callable[[Callable[[], None]], None],
-        fail: Callable[[Batch, int], None],
-    ) -> None:
+    def __init__(self, supertensor: SuperTensor, at_round_end: Callable[[Callable[[], None]], None]) -> None:
         self._supertensor = supertensor
         self._at_round_end = at_round_end
-        self._fail = fail
-        #: batch, first row, where to and what
-        self._left: deque[tuple[Batch, int, memoryview, memoryview]] = deque()
+        #: batch, where to and what, and what is called if it cannot be copied
+        self._left: deque[tuple[Batch, memoryview, memoryview, Callable[[], None]]] = deque()
         self._done = 0
 
-    def begin(self, batch: Batch, first: int, target: memoryview, content: memoryview) -> None:
-        """Copy a content at the end of this round and the next ones; the batch waits until it is there."""
+    def begin(self, batch: Batch, target: memoryview, content: memoryview, fail: Callable[[], None]) -> None:
+        """Copy a content at the end of this round and the next ones; the batch waits until it is there.
+
+        Args:
+            batch: whose rows it is of.
+            target, content: of the same size.
+            fail: called if the content cannot be copied.
+        """
         with self._supertensor.lock:
             batch.busy += 1
-        self._left.append((batch, first, target, content))
+        self._left.append((batch, target, content, fail))
         if len(self._left) == 1:
             self._at_round_end(self._step)
 
     def _step(self) -> None:
-        batch, first, target, content = self._left[0]
+        batch, target, content, fail = self._left[0]
         is_over = True
         try:
             end = self._done + STEP_BYTES
@@ -66,7 +65,7 @@ class LongCopies:
             self._done = end
             is_over = end >= len(content)
         except BaseException:
-            self._fail(batch, first)
+            fail()
             raise
         finally:
             if is_over:

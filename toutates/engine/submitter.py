@@ -102,7 +102,7 @@ class Submitter:
         self._at_round_end = consumer.at_round_end
         self._about = consumer.about
         self.counters = consumer.counters
-        self._long_copies = LongCopies(supertensor, consumer.at_round_end, self._fail)
+        self._long_copies = LongCopies(supertensor, consumer.at_round_end)
         self._commit_asked = False
         #: batches with rows reserved since the last commit
         self._touched: set[Batch] = set()
@@ -474,7 +474,7 @@ class Submitter:
         if len(content) <= STEP_BYTES or not may_be_kept(content):
             target[:] = content
         else:
-            self._long_copies.begin(batch, first, target, content)
+            self._long_copies.begin(batch, target, content, partial(self._fail, batch, first))
 
     def _fail(self, batch: Batch, first: int) -> None:
         """Rows from ``first`` on could not be copied: their request fails, and the others of the batch run."""

@@ -17,7 +17,6 @@ from toutates.engine.on_device import ALIGNMENT as ALIGNED
 from toutates.engine.on_device import LEAST_BYTES, DeviceLane, DevicePort, DeviceRows
 from toutates.engine.result import BatchResult
 from toutates.engine.servable import Buffer, Port
-from toutates.h2grpc.message_memory import MessageMemory
 from toutates.infer.regions import Place, Region, Regions, own_name
 from toutates.infer.validation import ValidatedRequest
 from toutates.models.table import ServedVersion
@@ -247,7 +246,7 @@ class SharedInputs:
         self._tensors = tensors
         self._contents = contents
         self._pool = worker.message_memory
-        self._memory: MessageMemory | None = None
+        self._memory: Any = None
         self.buffer: Any = None
 
     def take(self) -> None:

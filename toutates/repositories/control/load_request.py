@@ -18,7 +18,7 @@ from toutates.system.text import one_line, shown
 __all__ = ["check_paths", "failed", "override_of"]
 
 _MAX_CONFIG: Final = 2**20  # characters
-#: Parameters that are paths, with what their values have to begin with.
+#: Parameters that are paths, with what their values have to begin with; without that, they are names of files.
 _PATHS: Final = {"EXECUTION_ENV_PATH": f"{MODEL_DIRECTORY}/", "toutates.profiling.file_prefix": ""}
 #: Names of ``max_batch_size`` in JSON.
 _BATCH_SIZE_NAMES: Final = frozenset({"max_batch_size", "maxBatchSize"})
@@ -69,10 +69,12 @@ def check_paths(name: str, config: ModelConfig, own: ModelConfig | None = None) 
             continue
         path = config.parameters[key].string_value
         is_own = own is not None and key in own.parameters and own.parameters[key].string_value == path
-        if path and not is_own and not (path.startswith(start) and is_inside(path[len(start) :])):
+        fits = path.startswith(start) and is_inside(path[len(start) :]) and (start or "/" not in path)
+        if path and not is_own and not fits:
+            problem = "leaves the model's directory" if start else "is no name without folders"
             raise InvalidRequest(
-                f"{failed(name)}: load parameter 'config': parameters.{key} leaves the model's directory (got "
-                f"'{shown(path)}'): write one such as '{start}NAME', or name it in the repository's config.pbtxt"
+                f"{failed(name)}: load parameter 'config': parameters.{key} {problem} (got '{shown(path)}'): write "
+                f"one such as '{start}NAME', or name it in the repository's config.pbtxt"
             )
 
 
