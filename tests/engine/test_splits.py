@@ -127,6 +127,7 @@ def test_others_hear_before_a_request_is_run_whole_and_it_fails_alone(monkeypatc
 
     monkeypatch.setattr("toutates.engine.splits.PackedLane.new_batch", none)
     with rig.running():
+        wait_until(lambda: bool(heard))  # before somebody takes what is there
         found = {result.pending[0][0]: result for result in results_of(rig, 2)}
         assert isinstance(found["other"].error, ExecutionFailed)
         assert found["beside"].error is None
