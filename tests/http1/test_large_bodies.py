@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.http1.support import Driven, answer, body_of, conversation, cuts, hand_in, in_memory, request
-from toutates.h2grpc.message_memory import ALIGNMENT, GROWTH, MOST_LENT, MemoryPool, MessageMemory
+from toutates.h2grpc.message_memory import ALIGNMENT, GROWTH, MOST_LENT, LargeMessage, MemoryPool, MessageMemory
 from toutates.http1 import Connection, Limits, Receiving
 
 LIMITS = Limits(large_body_size=40)
@@ -167,6 +167,45 @@ def test_memory_grows_with_what_has_come() -> None:
     assert connection.held_bytes <= GROWTH * 10_000
     assert connection.awaited_bytes == len(whole) - 10_000
     assert sum(map(len, connection.views())) < GROWTH * 10_000
+
+
+@pytest.mark.parametrize("used_before", [False, True])
+def test_memory_that_grows_while_somebody_else_has_a_view_of_it_moves(used_before: bool) -> None:
+    pool = MemoryPool()
+    if used_before:
+        spare = pool.take_whole(40_000)
+        assert spare is not None
+        pool.give_back(spare)
+    message = LargeMessage.begin(pool, len(CONTENT), 10_000)
+    assert message is not None
+    message.add(CONTENT[:10_000])
+    view = message.room()  # as a profiler has it, that holds the frames of a worker
+    message.add(CONTENT[10_000:])
+    assert pool.lent == 1
+    memory = message.take()
+    assert memory[: len(memory)] == CONTENT
+    # The old memory is used again once nobody has a view of it.
+    assert (pool.lent, pool.kept_bytes) == (0, 40_001)
+    assert pool.next_one(40_000) is None
+    view.release()
+    assert pool.next_one(40_000) is not None
+    assert pool.take_whole(40_000) is not None
+    assert (pool.lent, pool.kept_bytes) == (0, 0)
+
+
+def test_spare_memory_that_is_too_small_and_that_somebody_else_has_a_view_of_moves() -> None:
+    pool = MemoryPool()
+    spare = pool.take_whole(40_000)
+    assert spare is not None
+    pool.give_back(spare)
+    with memoryview(spare):
+        message = LargeMessage.begin(pool, len(CONTENT), len(CONTENT))
+        assert message is not None
+        message.add(CONTENT)
+        assert (pool.lent, pool.kept_bytes) == (1, 40_001)
+        memory = message.take()
+        assert memory[: len(memory)] == CONTENT
+        assert (pool.lent, pool.kept_bytes) == (0, 40_001)
 
 
 @pytest.mark.parametrize("ending", ["lose", "time_out", "receive_end"])

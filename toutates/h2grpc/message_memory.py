@@ -183,7 +183,7 @@ class LargeMessage:
         size = start + min(self._size, GROWTH * least)
         if self._memory.capacity < size + BEHIND:
             self._view.release()
-            self._pool.grow(self._memory, size)
+            self._memory = self._pool.grow(self._memory, size)
         self._view = memoryview(self._memory)[start : start + self._size]
 
 
@@ -238,16 +238,12 @@ class MemoryPool:
             memory.kept_bytes = memory.capacity
             if memory.capacity < least + BEHIND:
                 try:
-                    self.grow(memory, least)
+                    memory = self.grow(memory, least)
                 except MemoryError:
                     self._spare.append(memory)
                     raise
         else:
-            try:
-                memory = MessageMemory(least + BEHIND)
-            except OSError as error:
-                raise MemoryError(str(error)) from error
-            _ask_for_huge_pages(memory)
+            memory = _new_memory(least)
         self.lent += 1
         return memory
 
@@ -277,8 +273,11 @@ class MemoryPool:
         memory.start, memory.length = start, size
         return memory
 
-    def grow(self, memory: MessageMemory, size: int) -> None:
-        """Make memory larger: ``size`` bytes, and BEHIND. Copies nothing. No view of it may be left.
+    def grow(self, memory: MessageMemory, size: int) -> MessageMemory:
+        """Make memory larger: ``size`` bytes, and BEHIND. Copies nothing, unless somebody has a view of it.
+
+        A debugger or a profiler that holds our frames has views that we have let go of. The memory returned is another
+        one then.
 
         Raises:
             MemoryError: the system has no more.
@@ -287,10 +286,20 @@ class MemoryPool:
         memory.vector = None
         try:
             memory.resize(size + BEHIND)
+        except BufferError:
+            return self._moved(memory, size)
         except OSError as error:
             raise MemoryError(str(error)) from error
         memory.capacity = size + BEHIND
         _ask_for_huge_pages(memory)
+        return memory
+
+    def _moved(self, memory: MessageMemory, size: int) -> MessageMemory:
+        moved = _new_memory(size)
+        moved[: memory.capacity] = memory
+        self.kept_bytes -= memory.kept_bytes
+        self.give_back(memory)
+        return moved
 
     def returned(self, memory: MessageMemory) -> None:
         """Note that its message is whole, or will never be: it is the caller's, or ``give_back``'s."""
@@ -325,6 +334,15 @@ class MemoryPool:
         self.kept_bytes -= sum([memory.capacity for memory in (*self._spare, *self._read)])
         self._spare.clear()
         self._read.clear()
+
+
+def _new_memory(size: int) -> MessageMemory:
+    try:
+        memory = MessageMemory(size + BEHIND)
+    except OSError as error:
+        raise MemoryError(str(error)) from error
+    _ask_for_huge_pages(memory)
+    return memory
 
 
 def _has_views(memory: MessageMemory) -> bool:

@@ -44,11 +44,12 @@ class PoisonedPool(MemoryPool):
         _fill(self._poison, memory)
         return memory
 
-    def grow(self, memory: MessageMemory, size: int) -> None:
+    def grow(self, memory: MessageMemory, size: int) -> MessageMemory:
         """See ``MemoryPool``."""
         before = memory.capacity
-        super().grow(memory, size)
+        memory = super().grow(memory, size)
         _fill(self._poison, memory, before)
+        return memory
 
 
 class _Filled(list[MessageMemory]):
