@@ -15,7 +15,7 @@ import pytest
 import requests
 
 from tests.e2e.process import ServerProcess, running
-from tests.torchserve_archives import contents, mar
+from tests.torchserve_archives import HANDLER, contents, mar
 from toutates.repositories.torchserve.importing import import_archive
 
 pytestmark = pytest.mark.long
@@ -245,6 +245,33 @@ def test_two_registrations_of_one_model_take_turns(server: ServerProcess, store:
     assert statuses == [200, 200, 409, 409]
     assert len(manage(server, "GET", "/models/twice/all").json()) == 2
     assert manage(server, "DELETE", "/models/twice").status_code == 200
+
+
+def test_many_registrations_of_a_model_that_is_loading_hold_up_no_other(server: ServerProcess, store: Path) -> None:
+    may_load = store / "may-load"
+    waiting = f"import os, time\nwhile not os.path.exists({str(may_load)!r}):\n    time.sleep(0.01)\n{HANDLER}"
+    mar(store / "held.mar", contents(files={"handler.py": waiting}, modelName="held"))
+    mar(store / "other.mar", contents(modelName="other"))
+    begun = manage(server, "POST", "/models?url=held.mar&initial_workers=1&synchronous=false")
+    assert begun.status_code == 202
+    refused = threading.Event()
+
+    def register(number: int) -> int:
+        status = manage(server, "POST", "/models?url=held.mar").status_code
+        if status == 503:
+            refused.set()
+        return status
+
+    with ThreadPoolExecutor(20) as pool:
+        statuses = pool.map(register, range(20))
+        try:
+            assert refused.wait(120)
+            assert manage(server, "POST", "/models?url=other.mar").status_code == 200
+            assert manage(server, "DELETE", "/models/other").status_code == 200
+        finally:
+            may_load.touch()
+        assert set(statuses) == {409, 503}
+    assert manage(server, "DELETE", "/models/held").status_code == 200
 
 
 def test_a_handler_of_newlines_is_registered_while_others_are_served(server: ServerProcess, store: Path) -> None:

@@ -51,8 +51,11 @@ Outcome = tuple[int, Any]
 #: The call by which processes tell each other what requests for a model mean.
 NOTE: Final = "TorchServeModel"
 _PROCESSING: Final[Outcome] = 202, {"status": "Processing worker updates..."}
+_MOST_IMPORTS: Final = 16
 #: What unpacks archives, and waits for the turn of its model.
-_IMPORTS: Final = ThreadPool("imports", 16)
+_IMPORTS: Final = ThreadPool("imports", _MOST_IMPORTS)
+#: Of those that wait for a turn, each with an archive unpacked.
+_MOST_WAITING: Final = 16
 #: TorchServe's defaults, which have no effect here.
 _TIMEOUTS: Final = {"responseTimeout": 120, "startupTimeout": 120, "maxRetryTimeoutInSec": 300}
 
@@ -317,7 +320,7 @@ class Models:
     def _turn_in_thread(self, model: str) -> Iterator[None]:
         """The same, for a thread beside the main one."""
         turn = trio.from_thread.run_sync(self._turn, model)
-        trio.from_thread.run(turn.acquire)
+        trio.from_thread.run(_acquire, turn)
         try:
             yield
         finally:
@@ -412,6 +415,28 @@ class Models:
             logger.error("management API: %s", problem.message)
         except Exception:
             logger.exception("a change by the management API failed")
+
+
+async def _acquire(turn: trio.Semaphore) -> None:
+    """Wait for a turn in one of the threads of imports. Meanwhile another may run, for a model that nobody changes.
+
+    Raises:
+        Problem: too many wait already.
+    """
+    try:
+        turn.acquire_nowait()
+        return
+    except trio.WouldBlock:
+        pass
+    limiter = _IMPORTS.limiter
+    if limiter.total_tokens >= _MOST_IMPORTS + _MOST_WAITING:
+        text = "Too many archives wait for models that are being changed; try again later."
+        raise Problem(503, "ServiceUnavailableException", text)
+    limiter.total_tokens += 1
+    try:
+        await turn.acquire()
+    finally:
+        limiter.total_tokens -= 1
 
 
 def _description(
