@@ -8,7 +8,7 @@ buckets that lie near each other. Nothing here knows a thread, an array or a clo
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -139,10 +139,10 @@ class _Plan:
 class WaitingRows(Generic[T]):
     """Rows that wait, and the choice of those that run next.
 
-    The entry that waits longest is always among them, so an entry waits for no more runs than there were entries when
-    it came. Its bucket's other entries come with it, and those of near buckets for as long as they make the run pay
-    better: every run costs some elements (``RunCost``), and so rows of a small run may be padded more than those of a
-    large one.
+    One entry leads: the one that waits longest, so that an entry waits for no more runs than there were entries when it
+    came, or another one that a subclass says. Its bucket's other entries come with it, and those of near buckets for as
+    long as they make the run pay better: every run costs some elements (``RunCost``), and so rows of a small run may be
+    padded more than those of a large one.
 
     Choosing takes time that grows with the number of rows that are chosen and that of buckets, not with what waits.
 
@@ -161,8 +161,8 @@ class WaitingRows(Generic[T]):
         self._run_cost = run_cost or RunCost()
         self._most_rows = most_rows
         self._most_elements = most_elements
-        #: entries by bucket, the oldest first; no bucket is empty
-        self._waiting: dict[int, deque[_Entry[T]]] = {}
+        #: entries by bucket and number, the oldest first; no bucket is empty
+        self._waiting: dict[int, OrderedDict[int, _Entry[T]]] = {}
         self._added = 0
         self._count = 0
         self.rows = 0
@@ -173,12 +173,12 @@ class WaitingRows(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         """The entries, in no order."""
-        return (entry.own for entries in self._waiting.values() for entry in entries)
+        return (entry.own for entries in self._waiting.values() for entry in entries.values())
 
     @property
     def oldest(self) -> T:
         """The entry that waits longest. There has to be one."""
-        return self._waiting[self._oldest_bucket()][0].own
+        return _first(self._waiting[self._oldest_bucket()]).own
 
     def add(self, own: T, rows: int, length: int) -> None:
         """Add an entry.
@@ -192,9 +192,8 @@ class WaitingRows(Generic[T]):
         bucket = self._buckets.of(length)
         entries = self._waiting.get(bucket)
         if entries is None:
-            self._waiting[bucket] = deque((entry,))
-        else:
-            entries.append(entry)
+            entries = self._waiting[bucket] = OrderedDict()
+        entries[entry.number] = entry
         self._added += 1
         self._count += 1
         self.rows += rows
@@ -216,7 +215,7 @@ class WaitingRows(Generic[T]):
         entries: list[_Entry[T]] = []
         for length, count in best.counts.items():
             waiting = self._waiting[length]
-            entries += [waiting.popleft() for _ in range(count)]
+            entries += [waiting.popitem(last=False)[1] for _ in range(count)]
             if not waiting:
                 del self._waiting[length]
         entries.sort(key=lambda entry: entry.number)
@@ -231,13 +230,13 @@ class WaitingRows(Generic[T]):
         return self._oldest_bucket()
 
     def _oldest_bucket(self) -> int:
-        return min(self._waiting, key=lambda length: self._waiting[length][0].number)
+        return min(self._waiting, key=lambda length: next(iter(self._waiting[length])))
 
     def _most(self, bucket: int) -> int:
         return max(1, min(self._most_rows, self._most_elements // bucket))
 
     def _plan(self, own: int, top: int, lengths: Sequence[int]) -> _Plan:
-        """The best run that pads the oldest entry to ``top``.
+        """The best run that pads the entry that leads to ``top``.
 
         Args:
             own: the entry's bucket.
@@ -245,7 +244,7 @@ class WaitingRows(Generic[T]):
             lengths: of all buckets with entries, descending.
         """
         waiting = self._waiting
-        first = waiting[own][0]
+        first = _first(waiting[own])
         plan = _Plan(top, {own: 1}, first.rows, first.real, self._run_cost.elements)
         most = self._most(top)
         if first.rows > most:
@@ -254,7 +253,7 @@ class WaitingRows(Generic[T]):
             if length > top:
                 continue
             count = plan.counts.get(length, 0)
-            for entry in islice(waiting[length], count, None):
+            for entry in islice(waiting[length].values(), count, None):
                 rows, real = plan.rows + entry.rows, plan.real + entry.real
                 if rows > most:
                     break
@@ -270,3 +269,7 @@ class WaitingRows(Generic[T]):
         if own == top or plan.rows * top <= MAX_RATIO * plan.real:
             plan.pays = plan.real / plan.cost
         return plan
+
+
+def _first(entries: OrderedDict[int, _Entry[T]]) -> _Entry[T]:
+    return next(iter(entries.values()))

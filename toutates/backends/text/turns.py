@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from heapq import heapify, heappop, heappush
+from typing import Any, Final
 
 from toutates.backends.text.reading import Slice
 from toutates.engine.lengths import Chosen, WaitingRows
 from toutates.engine.padded.lanes import Entry
 
 __all__ = ["RowsInTurn", "UnreadTurns"]
+
+#: How many callers without rows may stand in line, beside as many as there are with rows.
+_FEW: Final = 64
 
 
 class _Turn:
@@ -101,63 +105,60 @@ class RowsInTurn(WaitingRows[Entry]):
 
     Attributes:
         led: how many batches there were.
-        callers: who has rows, whose turn it is first.
+        callers: who has rows.
     """
 
     def __init__(self, *given: Any, on_none_left: Callable[[object, int], object]) -> None:
         super().__init__(*given)
         self.led = 0
-        self.callers: OrderedDict[object, _Turn] = OrderedDict()
+        self.callers: dict[object, _Turn] = {}
+        #: a heap of the callers, by ``since`` and how many had come before; some have no rows any more
+        self._line: list[tuple[int, int, _Turn, object]] = []
+        self._turns = 0
         self._on_none_left = on_none_left
 
     def add(self, own: Any, rows: int, length: int) -> None:
-        super().add(own, rows, length)
         request = own.context
         turn = self.callers.get(request.caller)
         if turn is None:
-            turn = self._enter(request.caller, request.led)
-        turn.own.append(own)
+            turn = self.callers[request.caller] = _Turn(request.led)
+            self._line_up(turn, request.caller)
+        turn.own.append((self._added, own))
+        super().add(own, rows, length)
 
-    def _enter(self, caller: object, since: int) -> _Turn:
+    def _line_up(self, turn: _Turn, caller: object) -> None:
         """A place for a caller: before those who have led a batch since."""
-        callers = self.callers
-        later: list[object] = []
-        for other in reversed(callers):
-            if callers[other].since <= since:
-                break
-            later.append(other)
-        turn = callers[caller] = _Turn(since)
-        for other in reversed(later):
-            callers.move_to_end(other)
-        return turn
+        self._turns += 1
+        heappush(self._line, (turn.since, self._turns, turn, caller))
 
     def take(self) -> Chosen[Entry]:
-        callers = self.callers
-        leader, turn = next(iter(callers.items()))
         chosen = super().take()
         self.led += 1
+        _, _, turn, leader = heappop(self._line)
         turn.since = self.led
-        callers.move_to_end(leader)
+        self._line_up(turn, leader)
+        callers = self.callers
         rows: Sequence[Any] = chosen.entries
         for row in rows:
             row.is_taken = True
         for caller in dict.fromkeys([row.context.caller for row in rows]):
             own = callers[caller].own
-            while own and own[0].is_taken:
+            while own and own[0][1].is_taken:
                 own.popleft()
             if not own:
                 del callers[caller]
                 self._on_none_left(caller, self.led)
+        if len(self._line) > 2 * len(callers) + _FEW:
+            self._line = [place for place in self._line if place[2].own]
+            heapify(self._line)
         return chosen
 
     def _next_bucket(self) -> int:
         """The bucket of the row that leads, which is its first one then."""
-        leading = next(iter(self.callers.values())).own[0]
+        line = self._line
+        while not line[0][2].own:
+            heappop(line)
+        number, leading = line[0][2].own[0]
         bucket = self._buckets.of(leading.length)
-        entries = self._waiting[bucket]
-        if entries[0].own is not leading:
-            at = next(at for at, entry in enumerate(entries) if entry.own is leading)
-            entry = entries[at]
-            del entries[at]
-            entries.appendleft(entry)
+        self._waiting[bucket].move_to_end(number, last=False)
         return bucket
