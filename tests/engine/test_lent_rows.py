@@ -415,6 +415,21 @@ def test_a_row_that_is_copied_and_takes_long_leaves_rounds_to_others(running: Ru
     npt.assert_array_equal(answer[0], 2 * large)
 
 
+def test_copies_take_turns(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes ten steps is there before what takes thirty-two, which came first."""
+    monkeypatch.setattr(long_copies, "STEP_BYTES", STEP_BYTES // 8)
+    larger, large = np.arange(STEP_BYTES, dtype=np.float32), np.arange(5 * STEP_BYTES // 16, dtype=np.float32)
+    worker = running.rig.workers[0]
+    for context, row in (("larger", larger), ("large", large)):
+        running.add(context, bytes(ALIGNMENT) + row.tobytes(), length=len(row))
+    while worker.callbacks:
+        worker.end_round()
+    answers = worker.collect("larger", "large")
+    for answer, row in zip(answers, (larger, large), strict=True):
+        npt.assert_array_equal(answer[0], 2 * row)
+    assert list(worker.answers) == ["large", "larger"]
+
+
 def test_what_a_worker_was_copying_when_it_ended_holds_up_nobody(running: Running) -> None:
     length = 5 * STEP_BYTES // 8
     running.add("large", bytes(ALIGNMENT + 4 * length), length=length)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from mmap import mmap
 from typing import Final
 
@@ -27,8 +28,26 @@ def may_be_kept(content: memoryview) -> bool:
     return isinstance(content.obj, (bytes, mmap))
 
 
+@dataclass(slots=True, eq=False)
+class _Copy:
+    """A copy that is under way.
+
+    Attributes:
+        batch: it goes to.
+        target, content: of the same size.
+        fail: called if the content cannot be copied.
+        done: bytes that are there.
+    """
+
+    batch: Batch
+    target: memoryview
+    content: memoryview
+    fail: Callable[[], None]
+    done: int = 0
+
+
 class LongCopies:
-    """The copies of one worker into one SuperTensor, one after the other.
+    """The copies of one worker into one SuperTensor. They take turns, a step each.
 
     Args:
         supertensor: whose batches they are.
@@ -38,9 +57,7 @@ class LongCopies:
     def __init__(self, supertensor: SuperTensor, at_round_end: Callable[[Callable[[], None]], None]) -> None:
         self._supertensor = supertensor
         self._at_round_end = at_round_end
-        #: batch, where to and what, and what is called if it cannot be copied
-        self._left: deque[tuple[Batch, memoryview, memoryview, Callable[[], None]]] = deque()
-        self._done = 0
+        self._left: deque[_Copy] = deque()
 
     def begin(self, batch: Batch, target: memoryview, content: memoryview, fail: Callable[[], None]) -> None:
         """Copy a content at the end of this round and the next ones; the batch waits until it is there.
@@ -52,28 +69,29 @@ class LongCopies:
         """
         with self._supertensor.lock:
             batch.busy += 1
-        self._left.append((batch, target, content, fail))
+        self._left.append(_Copy(batch, target, content, fail))
         if len(self._left) == 1:
             self._at_round_end(self._step)
 
     def _step(self) -> None:
-        batch, target, content, fail = self._left[0]
+        copy = self._left[0]
         is_over = True
         try:
-            end = self._done + STEP_BYTES
-            target[self._done : end] = content[self._done : end]
-            self._done = end
-            is_over = end >= len(content)
+            end = copy.done + STEP_BYTES
+            copy.target[copy.done : end] = copy.content[copy.done : end]
+            copy.done = end
+            is_over = end >= len(copy.content)
         except BaseException:
-            fail()
+            copy.fail()
             raise
         finally:
             if is_over:
                 self._left.popleft()
-                self._done = 0
+            else:
+                self._left.rotate(-1)
             if self._left:
                 self._at_round_end(self._step)
             if is_over:
-                target.release()
-                content.release()
-                self._supertensor.commit((batch,), inline=False)
+                copy.target.release()
+                copy.content.release()
+                self._supertensor.commit((copy.batch,), inline=False)
