@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import select
+import socket
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,9 +18,13 @@ from tests.certificates import EXPIRED, STRANGER, Files, client_context, issue
 from tests.h2grpc.support import OPENING
 from tests.net.test_client_hello import in_records
 from tests.net.tls_support import TlsPair, server_context
+from toutates.h2grpc import Limits
+from toutates.h2grpc.budget import MemoryBudget
 from toutates.h2grpc.faults import ConnectionFault
 from toutates.h2grpc.frames import ErrorCodes
+from toutates.net import GrpcService, Worker
 from toutates.net.tls import TlsEngine
+from toutates.net.tls_transport import TlsTransport
 
 LARGE = bytes(range(256)) * 4_096
 
@@ -371,3 +378,42 @@ def test_a_client_that_changes_keys_now_and_then_goes_on(server: ssl.SSLContext,
     )
     came = b"".join([pair.engine.receive(octets[at : at + size]) for at in range(0, len(octets), size)])
     assert len(came) == sum(number % 5 + 1 for number in range(5_000) if number % 65)
+
+
+def test_a_client_that_changes_keys_and_reads_nothing_is_read_no_further(
+    server: ssl.SSLContext, tmp_path: Path
+) -> None:
+    pair, updates = changing_keys(server, tmp_path)
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    service = GrpcService(Worker("test", Limits()), {})
+    service.start(None)  # type: ignore[arg-type]
+    with theirs, select.epoll() as epoll:
+        transport = TlsTransport(ours, service, "test", epoll, 1_000, MemoryBudget(2**30), 0, pair.engine)
+
+        def congested_by(changes: int) -> bool:
+            for _ in range(changes):
+                change = updates.change(answer=True)
+                theirs.sendall(change + b"".join([updates.data(b"x") for _ in range(65)]))
+                assert transport.receive(65_536) == b"x" * 65
+            return transport.congested
+
+        assert not congested_by(2)
+        assert transport.waiting_bytes == 0  # although nothing else is to be sent
+        assert theirs.recv(65_536)
+        with suppress(BlockingIOError):
+            while True:
+                ours.send(bytes(65_536))
+        assert not congested_by(1_000 // 27)
+        assert congested_by(1)
+        theirs.sendall(updates.data(b"x"))
+        assert not epoll.poll(0)
+        theirs.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                theirs.recv(2**20)
+        assert epoll.poll(0) == [(ours.fileno(), select.EPOLLOUT)]
+        assert transport.send_unsent()
+        assert (transport.congested, transport.waiting_bytes) == (False, 0)
+        assert epoll.poll(0) == [(ours.fileno(), select.EPOLLIN)]
+        transport.close()

@@ -73,6 +73,11 @@ class TlsTransport(Transport):
         return self._engine.established
 
     @property
+    def congested(self) -> bool:
+        """See ``Transport``. Answers to changes of keys come from no plaintext, and wait as ciphertext alone."""
+        return max(self.unsent_bytes, len(self.ciphertext) + self._engine.output_bytes) > self._max_unsent_bytes
+
+    @property
     def waiting_bytes(self) -> int:
         """See ``Transport``; with what OpenSSL holds."""
         return self.unsent_bytes + len(self.ciphertext) + self._engine.output_bytes
@@ -116,7 +121,7 @@ class TlsTransport(Transport):
         except ConnectionFault:
             self._forget_unsent()
             raise
-        if plaintext and was_established and not engine.peer_closed:
+        if plaintext and was_established and not (engine.peer_closed or engine.output_bytes):
             return plaintext
         if (engine.output_bytes or engine.established is not was_established) and not self.send_unsent():
             raise BrokenPipeError
