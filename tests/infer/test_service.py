@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from mmap import mmap
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.infer.support import PEER, TWO, KnownCall, KnownServable, Served, Turned, field_of, signature_of
+from tests.infer.support import PEER, TWO, KnownCall, KnownPort, KnownServable, Served, Turned, field_of, signature_of
 from toutates.engine.result import BatchResult, Timing
 from toutates.engine.turns.arbiter import Member as TurnsMember
 from toutates.infer import observing, service
@@ -243,6 +244,30 @@ def test_a_large_request_is_cut_and_its_rows_are_found(packed: bool) -> None:
         a, b = (np.frombuffer(bytes(memoryview(one).cast("B")), np.int32) for one in served.port.added[-1].inputs)
         np.testing.assert_array_equal(a, np.arange(first, first + 2 * width))
         np.testing.assert_array_equal(b, np.arange(first + 2 * width, first + 4 * width))
+    assert served.service.counters.parsed == 1
+
+
+@pytest.mark.parametrize("width", [0, 4, LARGE_MESSAGE_BYTES])
+def test_the_first_large_request_of_a_kind_is_read_where_it_lies_too(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffers: list[object] = []
+    add = KnownPort.add_packed
+
+    def note(port: KnownPort, way: Any, rows: int, context: Any, buffer: Any, spans: Any) -> None:
+        buffers.append(memoryview(buffer).obj)
+        add(port, way, rows, context, buffer, spans)
+
+    monkeypatch.setattr(KnownPort, "add_packed", note)
+    served = Served(signature_of("A", "B", shape=(-1,)), packed=True)
+    large, other = request("A", width=LARGE_MESSAGE_BYTES), request("B", width=width, first=7)
+    large.MergeFrom(ModelInferRequest(inputs=other.inputs, raw_input_contents=other.raw_input_contents))
+    data = large.SerializeToString()
+    message: Any = mmap(-1, len(data))
+    message[:] = data
+    served.handle(KnownCall(message, 0, len(data)))
+    assert [bytes(content) for content in served.port.added[0].inputs] == list(large.raw_input_contents)
+    assert buffers == [message]
     assert served.service.counters.parsed == 1
 
 

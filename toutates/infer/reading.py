@@ -31,6 +31,7 @@ __all__ = [
     "arrays_of",
     "contents_of",
     "id_too_long",
+    "in_one_buffer",
     "place_of",
     "read_request",
     "request_id",
@@ -122,8 +123,32 @@ def place_of(content: Buffer) -> tuple[Buffer, tuple[int, int]] | None:
     source: Any = content.obj if isinstance(content, memoryview) else None
     if len(content) <= STEP_BYTES or not isinstance(source, mmap):
         return None
-    start = addressof(c_char.from_buffer(content)) - addressof(c_char.from_buffer(source))
+    start = _start(content, source)
     return cast("Buffer", source), (start, start + len(content))
+
+
+def in_one_buffer(contents: Sequence[Buffer]) -> tuple[Buffer, list[int]]:
+    """A buffer that has all contents, and the start and end of each in it, flat.
+
+    It is the memory of a large message where all of them lie in that, so that nothing is copied here; else a copy.
+    """
+    spans: list[int] = []
+    source: Any = getattr(contents[0], "obj", None) if contents else None
+    if isinstance(source, mmap) and all([getattr(content, "obj", None) is source for content in contents]):
+        for content in contents:
+            start = _start(content, source) if content else 0
+            spans += (start, start + len(content))
+        return memoryview(source), spans
+    at = 0
+    for content in contents:
+        spans += (at, at + len(content))
+        at += len(content)
+    return contents[0] if len(contents) == 1 else b"".join(contents), spans
+
+
+def _start(content: Any, source: Any) -> int:
+    """Where a content that is not empty begins in the memory that it is a view of."""
+    return addressof(c_char.from_buffer(content)) - addressof(c_char.from_buffer(source))
 
 
 def arrays_of(plan: Plan, contents: Sequence[Buffer], identifier: str) -> list[Piece]:

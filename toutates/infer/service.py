@@ -28,6 +28,7 @@ from toutates.infer.reading import (
     arrays_of,
     contents_of,
     id_too_long,
+    in_one_buffer,
     place_of,
     read_request,
     request_id,
@@ -498,13 +499,7 @@ class InferService:
             self._shared_path.submit(call, plan, plan.shared, id_field, contents, identifier, said)
             return
         if plan.writer is not None:
-            spans: list[int] = []
-            at = 0
-            for content in contents:
-                spans += (at, at + len(content))
-                at += len(content)
-            buffer = contents[0] if len(contents) == 1 else b"".join(contents)
-            self._pack_said(call, plan, plan.writer, id_field, buffer, spans, said)
+            self._pack_said(call, plan, plan.writer, id_field, *in_one_buffer(contents), said)
             return
         if plan.packed is not None and said is None and (place := place_of(contents[0])) is not None:
             self._pack(call, plan, plan.packed, id_field, *place)  # BYTES that it takes long to copy
