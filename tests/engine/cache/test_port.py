@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -93,6 +94,7 @@ class Caller:
         self.unwanted: set[str] = set()
         self.said: dict[str, dict[str, Any]] = {}
         self.rounds: list[Callable[[], None]] = []
+        self.on_result: Callable[[], None] = lambda: None
         consumer = Consumer(
             self._finish,
             self._finish_here,
@@ -119,6 +121,8 @@ class Caller:
             self.results[context] = result
             if result.outputs is not None:
                 self.contents[context] = bytes(result.outputs.rows(0, first, rows, batched=True))
+        on_result, self.on_result = self.on_result, lambda: None
+        on_result()
 
     def _finish_here(self, result: BatchResult) -> None:
         self.here += [context for context, *_ in result.pending]
@@ -196,6 +200,16 @@ def test_identical_requests_under_way_are_computed_once_for_all_workers(inner: I
     callers[1].send("later", 1)
     callers[1].end_round()
     assert callers[1].here == ["later"]
+
+
+def test_no_time_of_an_answer_is_before_its_request(inner: Inner) -> None:
+    servable, _ = cached(inner)
+    caller = Caller(servable)
+    caller.send("leader", 1)
+    caller.on_result = lambda: caller.send("as soon as it has heard", 1)
+    since_ns = time.monotonic_ns()
+    inner.answer(outputs_of(2))
+    assert caller.results["as soon as it has heard"].timing.taken_ns >= since_ns
 
 
 def test_an_error_goes_to_all_that_wait_and_is_not_kept(inner: Inner) -> None:
