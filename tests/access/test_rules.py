@@ -108,6 +108,8 @@ tokens:
         ("keys: []\n", "nobody is let in"),
         ("keys: x\n", "is not a list of mappings"),
         ("keys: [{name: a\n", "line 2"),
+        ("tokens: [{issuer: i, audience: a, jwks: [k], groups: [inference]}]\n", r"jwks: is not a text; write a text"),
+        ("tokens: [{issuer: i, audience: a, jwks: '', groups: [inference]}]\n", r"jwks: is not a text; write a text"),
         ("tokens: [{issuer: i, audience: a, groups: [inference]}]\n", r"tokens\[0\].jwks: required key is missing"),
     ],
 )

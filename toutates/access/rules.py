@@ -107,12 +107,11 @@ def read_rules(source: Path, quotas: Quotas) -> AccessRules:
             _models(section),
             None if quota is None else quotas.bucket(("key", name), quota),
         )
-        digest = section.hidden_text("sha256")
-        if not _DIGEST.fullmatch(digest):
-            # What stands there may be the key itself, so it is not shown.
-            remedy = "write what `printf %s KEY | sha256sum` prints"
-            section.refuse("sha256", "is not the SHA-256 of a key, 64 hexadecimal digits", None, remedy)
-        elif keys.setdefault(bytes.fromhex(digest), caller) is not caller:
+        # What stands there may be the key itself.
+        remedy = "write what `printf %s KEY | sha256sum` prints"
+        problem = "is not the SHA-256 of a key, 64 hexadecimal digits"
+        digest = section.hidden_text("sha256", _DIGEST.fullmatch, problem, remedy)
+        if digest and keys.setdefault(bytes.fromhex(digest), caller) is not caller:
             section.refuse("sha256", "belongs to another key too", None, "give each client a key of its own")
         section.refuse_unknown_keys()
     files = [source]
@@ -148,7 +147,7 @@ def _issuer(section: Section, source: Path, problems: Problems, files: list[Path
         section.refuse("audience", "required key is missing or empty", None, remedy)
     keys = Jwks()
     if section.has("jwks"):
-        if name := section.text("jwks", "jwks.json") and section.hidden_text("jwks"):
+        if name := section.hidden_text("jwks", bool, "is not a text", "write a text, such as `jwks: jwks.json`"):
             files.append(source.parent / name)
             keys = read_jwks(files[-1], problems)
     else:

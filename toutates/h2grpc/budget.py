@@ -16,8 +16,6 @@ MESSAGE_BYTES: Final = 48
 #: Up to so many open calls of a connection are not counted, and are allowed however much memory is used. Counting them
 #: would cost every request, and they take no more memory than the connection itself.
 UNCOUNTED_CALLS: Final = 64
-
-
 #: So many bytes of a connection's header blocks and fields are not counted, for the same reason.
 FREE_BYTES: Final = 8_192
 

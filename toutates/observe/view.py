@@ -17,8 +17,17 @@ from toutates.models.table import ModelTable
 from toutates.net.housekeeping import Traffic
 from toutates.net.schedule import Lateness
 from toutates.repositories.interface import RepositoryStatistics
+from toutates.system.client_text import without_paths
 
-__all__ = ["ProcessState", "ServerView", "WatchedInfer", "WatchedObserver", "WatchedRepository", "WatchedWorker"]
+__all__ = [
+    "ProcessState",
+    "ServerView",
+    "WatchedInfer",
+    "WatchedObserver",
+    "WatchedRepository",
+    "WatchedWorker",
+    "health_answer",
+]
 
 
 class WatchedWorker(Protocol):
@@ -126,3 +135,16 @@ class ServerView:
     def is_ready(self) -> bool:
         """Whether the server is ready, as ServerReady answers."""
         return not self.unready_reason()
+
+
+def health_answer(state: str, reason: str, *, tells: bool) -> tuple[int, str]:
+    """What a probe gets: the status of HTTP, and a line.
+
+    Args:
+        state: "live" or "ready".
+        reason: why the server is not; "" if it is.
+        tells: whether the line has the reason. Where callers are known it has not, for it may name models of others.
+    """
+    if not reason:
+        return 200, f"{state}\n"
+    return 503, f"not {state}: {without_paths(reason)}\n" if tells else f"not {state}\n"

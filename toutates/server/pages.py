@@ -12,9 +12,8 @@ from toutates.api.control_queue import ControlQueue
 from toutates.api.rest.answers import refusal
 from toutates.api.rest.calls import RestHttpCall
 from toutates.net import Worker
-from toutates.observe.view import ServerView
+from toutates.observe.view import ServerView, health_answer
 from toutates.server.openapi import OpenApiPages
-from toutates.system.client_text import without_paths
 from toutates.system.errors import RequestError
 
 if TYPE_CHECKING:
@@ -83,13 +82,9 @@ def _metrics_answer(call: RestHttpCall, content_type: str, text: bytes) -> Calla
 
 
 def _health(state: str, problem: Callable[[], str], *, tells: bool = True) -> Callable[[RestHttpCall], None]:
-    """Answers 200 and ``state``, or 503 if ``problem`` returns a reason, and that if it ``tells`` it."""
-
     def answer(call: RestHttpCall) -> None:
-        reason = without_paths(problem())
-        told = f": {reason}" if tells else ""
-        text = f"not {state}{told}\n" if reason else f"{state}\n"
-        call.reply(503 if reason else 200, _TEXT, text.encode())
+        status, text = health_answer(state, problem(), tells=tells)
+        call.reply(status, _TEXT, text.encode())
 
     return answer
 

@@ -114,6 +114,8 @@ def test_probes_hear_how_the_server_is() -> None:
     with http_side(view) as port:
         assert [get(port, f"/health/{word}").status for word in ("live", "ready")] == [200, 503]
         assert get(port, "/health/ready").text == "not ready: no model is served\n"
+        reason[0] = "/etc/models/m cannot be read"
+        assert get(port, "/health/ready").text == "not ready: m cannot be read\n"
         reason[0] = ""
         assert [get(port, f"/health/{word}").text for word in ("live", "ready")] == ["live\n", "ready\n"]
         live[0], reason[0] = False, "the server is shutting down"

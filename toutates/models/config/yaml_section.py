@@ -89,10 +89,13 @@ class Section:
         """A required text of at least one character."""
         return self._text(key, self._required(key, example), example)
 
-    def hidden_text(self, key: str) -> str:
-        """A text that no error may show, for the caller to check; "" where there is none."""
+    def hidden_text(self, key: str, fits: Callable[[str], object], problem: str, remedy: str) -> str:
+        """A text that no error may show; "" where there is none that ``fits``, which is noted as a ``problem``."""
         value = self._values[key] if self.has(key) else ""
-        return value if isinstance(value, str) else ""
+        if isinstance(value, str) and fits(value):
+            return value
+        self.refuse(key, problem, None, remedy)
+        return ""
 
     def is_list(self, key: str) -> bool:
         """Whether the key is there, and has a list."""

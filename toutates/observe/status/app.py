@@ -28,7 +28,7 @@ from toutates.observe.status.page import load_page
 from toutates.observe.status.sampling import HISTORY, Sampler
 from toutates.observe.status.status import ALL, SORTS, Status, unready_reason
 from toutates.observe.status.status import Asked as Listed
-from toutates.observe.view import ServerView
+from toutates.observe.view import ServerView, health_answer
 from toutates.system.address import is_loopback
 from toutates.system.errors import Forbidden
 from toutates.system.logs.recent import RecentWarning
@@ -179,15 +179,9 @@ def _by_name(pages: WebPages, endpoint: Endpoint) -> Endpoint:
 
 
 def _health(state: str, problem: Callable[[], str], *, tells: bool = True) -> Endpoint:
-    """An endpoint that answers 200 and ``state``, or 503 if ``problem`` returns a reason.
-
-    Where callers are known it does not tell the reason, which may name models of others.
-    """
-
     async def health(asked: Asked) -> Response:
-        reason = problem()
-        told = f": {reason}" if tells else ""
-        return text_response(f"not {state}{told}\n", status=503) if reason else text_response(f"{state}\n")
+        status, text = health_answer(state, problem(), tells=tells)
+        return text_response(text, status=status)
 
     return health
 
