@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ __all__ = [
     "RegionClient",
     "addsub_inputs",
     "assert_stays_while_used",
+    "own_key",
     "serving_regions",
 ]
 
@@ -128,6 +130,11 @@ class RegionClient:
             function()
         assert str(caught.value.status()).removeprefix("StatusCode.") == statuses[self.is_http]
         return str(caught.value.message())
+
+
+def own_key(name: str) -> str:
+    """The key of an object of shared memory that no other run of the tests has at the same time."""
+    return f"/toutates-{os.getpid()}-{name}"
 
 
 def addsub_inputs(client: RegionClient) -> list[Any]:

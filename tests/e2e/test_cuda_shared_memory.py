@@ -38,6 +38,7 @@ from tests.e2e.regions import (
     RegionClient,
     addsub_inputs,
     assert_stays_while_used,
+    own_key,
     serving_regions,
 )
 from tests.e2e.support import bytes_tensor
@@ -236,9 +237,9 @@ def test_inputs_and_outputs_are_in_regions(client: Client) -> None:
 
 def test_regions_mix_with_those_of_the_host_and_with_tensors_of_the_request(client: Client) -> None:
     client.made("in", A, B)
-    system = shm.create_shared_memory_region("host", "/toutates-host", 64)
+    system = shm.create_shared_memory_region("host", own_key("host"), 64)
     try:
-        client.client.register_system_shared_memory("host", "/toutates-host", 64)
+        client.client.register_system_shared_memory("host", own_key("host"), 64)
         given = client.raw("INPUT0", A * 2, "INT32")
         second = client.input("INPUT1", [1, 16], "INT32", "in", 64, 64)
         for _ in range(2):

@@ -15,6 +15,7 @@ import pytest
 from tests.e2e import python_models
 from tests.e2e.dependent_models import add, graph, node, running_sum
 from tests.e2e.process import ServerProcess, running
+from tests.e2e.regions import own_key
 from tests.e2e.support import channel_to, statistics_of, triton
 
 http = pytest.importorskip("tritonclient.http")
@@ -137,11 +138,11 @@ def test_inputs_and_outputs_in_shared_memory(server: ServerProcess, is_grpc: boo
     def ask(number: int) -> None:
         random = np.random.default_rng(number)
         name = f"dependent_{'grpc' if is_grpc else 'http'}_{number}"
-        region = shm.create_shared_memory_region(name, f"/{name}", 2 * room)
+        region = shm.create_shared_memory_region(name, own_key(name), 2 * room)
         try:
             address = server.address if is_grpc else f"127.0.0.1:{server.rest_port}"
             with module.InferenceServerClient(address) as client:
-                client.register_system_shared_memory(name, f"/{name}", 2 * room)
+                client.register_system_shared_memory(name, own_key(name), 2 * room)
                 for _ in range(REQUESTS):
                     rows = _rows(random)
                     shm.set_shared_memory_region(region, [rows])

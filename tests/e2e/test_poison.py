@@ -16,6 +16,7 @@ from tests.e2e import inside as inside_module
 from tests.e2e.inside import Inside, serve
 from tests.e2e.poisoned import PATTERNS, VARIABLE, follows
 from tests.e2e.process import running
+from tests.e2e.regions import own_key
 from tests.e2e.streams import answers_of, triton_stream
 from tests.engine.support import model as graph
 from tests.engine.support import tensor
@@ -170,10 +171,10 @@ def binary_rest(inside: Inside, model: str, output: str = "y") -> Any:
 def shared(inside: Inside, model: str, output: str = "y") -> Any:
     """Through regions of shared memory, which are as they were after a request that has failed."""
     sizes = {"y": ROWS.nbytes, "mean": 8, "is_positive": 2, "level": 2}
-    handle = shared_memory.create_shared_memory_region("poison", "/toutates-poison", sum(sizes.values()))
+    handle = shared_memory.create_shared_memory_region("poison", own_key("poison"), sum(sizes.values()))
     try:
         with clients(inside) as (client, _):
-            client.register_system_shared_memory("poison", "/toutates-poison", sum(sizes.values()))
+            client.register_system_shared_memory("poison", own_key("poison"), sum(sizes.values()))
             wanted, at, places = [], 0, {}
             for name, size in sizes.items():
                 places[name] = slice(at, at + size)

@@ -17,6 +17,7 @@ import pytest
 
 from tests.e2e import python_models
 from tests.e2e.process import ServerProcess, running
+from tests.e2e.regions import own_key
 from tests.ensembles import MODELS, add_ensemble, add_graph, pbtxt, step
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -204,8 +205,8 @@ def test_over_rest(server: ServerProcess, name: str) -> None:
 def test_in_shared_memory(client: Any, name: str) -> None:
     values = np.asarray(expected(name))
     size = values.nbytes if values.dtype != object else sum(4 + len(one) for one in values.ravel())
-    handle = shared_memory.create_shared_memory_region("outputs", f"/outputs-{name}", 1024)
-    client.register_system_shared_memory("outputs", f"/outputs-{name}", 1024)
+    handle = shared_memory.create_shared_memory_region("outputs", own_key(f"outputs-{name}"), 1024)
+    client.register_system_shared_memory("outputs", own_key(f"outputs-{name}"), 1024)
     try:
         for room in (size, size - 1):
             asked = triton.InferRequestedOutput("y")

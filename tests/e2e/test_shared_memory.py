@@ -25,6 +25,7 @@ from tests.e2e.regions import (
     RegionClient,
     addsub_inputs,
     assert_stays_while_used,
+    own_key,
     serving_regions,
 )
 from tests.e2e.support import bytes_tensor
@@ -49,15 +50,15 @@ class Client(RegionClient):
         shm.destroy_shared_memory_region(handle)
 
     def create(self, name: str, *values: npt.NDArray[Any], size: int = 0) -> Any:
-        """An object ``/name``, of the arrays or of so many bytes, which is registered by nobody."""
+        """An object of the key ``own_key(name)``, of the arrays or of so many bytes, which is registered by nobody."""
         size = size or sum(array.nbytes for array in values)
-        handle = shm.create_shared_memory_region(name, f"/{name}", size)
+        handle = shm.create_shared_memory_region(name, own_key(name), size)
         self.handles.append(handle)
         shm.set_shared_memory_region(handle, values)
         return handle
 
     def register(self, name: str, size: int, offset: int = 0, key: str = "") -> None:
-        self.client.register_system_shared_memory(name, key or f"/{name}", size, offset=offset)
+        self.client.register_system_shared_memory(name, key or own_key(name), size, offset=offset)
 
     def made(self, name: str, *values: npt.NDArray[Any], size: int = 0) -> Any:
         """The same, registered as a whole."""
@@ -81,6 +82,10 @@ def client(sharing: tuple[ServerProcess, Runs], request: pytest.FixtureRequest) 
     client.close()
 
 
+def path_of(name: str) -> str:
+    return f"/dev/shm{own_key(name)}"
+
+
 def contents(handle: Any, shape: Sequence[int] = (1, 16), offset: int = 0) -> Any:
     return shm.get_contents_as_numpy(handle, np.int32, list(shape), offset=offset)
 
@@ -93,9 +98,9 @@ def test_a_region_is_told_until_it_is_unregistered(client: Client) -> None:
     assert client.status() == {}
     client.made("r", A)
     client.create("pages", size=1024 * PAGE)
-    client.register("tail", PAGE, offset=1023 * PAGE, key="pages")
-    assert client.status() == {"r": ("/r", 0, 64), "tail": ("pages", 1023 * PAGE, PAGE)}
-    assert client.status("r") == {"r": ("/r", 0, 64)}
+    client.register("tail", PAGE, offset=1023 * PAGE, key=own_key("pages"))
+    assert client.status() == {"r": (own_key("r"), 0, 64), "tail": (own_key("pages"), 1023 * PAGE, PAGE)}
+    assert client.status("r") == {"r": (own_key("r"), 0, 64)}
     already = ("ALREADY_EXISTS", "400")
     assert client.refusal(lambda: client.register("r", 64), already) == "shared memory region 'r' already in manager"
     text = client.refusal(lambda: client.status("none"), NOT_FOUND)
@@ -106,15 +111,16 @@ def test_a_region_is_told_until_it_is_unregistered(client: Client) -> None:
     client.client.unregister_cuda_shared_memory("r")
     client.client.unregister_system_shared_memory("tail")
     assert list(client.status()) == ["r"]
-    client.register("tail", PAGE, key="///pages")
+    client.register("tail", PAGE, key="//" + own_key("pages"))
     client.client.unregister_system_shared_memory()
     assert client.status() == {}
 
 
 def test_what_is_no_object_or_does_not_fit_it_is_refused(client: Client) -> None:
     client.create("r", A)
-    os.mkfifo("/dev/shm/toutates-fifo")
-    os.symlink("/etc/passwd", "/dev/shm/toutates-link")
+    fifo, link = own_key("fifo"), own_key("link")
+    os.mkfifo(path_of("fifo"))
+    os.symlink("/etc/passwd", path_of("link"))
     try:
         for size, offset in ((65, 0), (64, 1), (1, 64), (0, 65), (2**64 - 1, 0)):
             text = client.refusal(lambda size=size, offset=offset: client.register("r", size, offset), INVALID)  # type: ignore[misc]
@@ -125,7 +131,9 @@ def test_what_is_no_object_or_does_not_fit_it_is_refused(client: Client) -> None
         for key in ("/", "///"):
             text = client.refusal(lambda key=key: client.register("r", 64, key=key), INVALID)  # type: ignore[misc]
             assert text == f"cannot register shared memory region 'r' - invalid shm key '{key}'"
-        for key in ("none", "/none", "..", "/.", "../shm/r", "/a/../r", "x" * 300, "toutates-fifo", "/toutates-link"):
+        other = own_key("r")[1:]
+        absent = own_key("none")
+        for key in (absent[1:], absent, "..", "/.", f"../shm/{other}", f"/a/../{other}", "x" * 300, fifo[1:], link):
             text = client.refusal(lambda key=key: client.register("r", 64, key=key), INTERNAL)  # type: ignore[misc]
             assert text == f"Unable to open shared memory region: '{key}'"
         for key in ("triton_python_backend_shm_region_x", "///triton_python_backend_shm_region_x"):
@@ -136,8 +144,8 @@ def test_what_is_no_object_or_does_not_fit_it_is_refused(client: Client) -> None
             )
         assert client.status() == {}
     finally:
-        os.unlink("/dev/shm/toutates-fifo")
-        os.unlink("/dev/shm/toutates-link")
+        os.unlink(path_of("fifo"))
+        os.unlink(path_of("link"))
 
 
 def test_cuda_memory_is_refused_without_a_gpu(client: Client) -> None:
@@ -196,10 +204,10 @@ def test_large_tensors_of_several_rows_are_in_regions(client: Client) -> None:
         tensor = client.input("INPUT", [count, 65_536], "INT32", "rows", count * 262_144)
         client.infer("greatest", [tensor], [client.output("OUTPUT", "most", 48)])
         np.testing.assert_array_equal(contents(out, (count, 1)), rows[:count].max(axis=1, keepdims=True))
-    os.truncate("/dev/shm/rows", 3_000_000)
+    os.truncate(path_of("rows"), 3_000_000)
     text = client.refusal(lambda: client.infer("greatest", [tensor]), INVALID)
     assert text.startswith("input 'INPUT' has 3145728 bytes in shared memory region 'rows'")
-    os.truncate("/dev/shm/rows", rows.nbytes)
+    os.truncate(path_of("rows"), rows.nbytes)
 
 
 def test_large_outputs_are_in_regions(client: Client) -> None:
@@ -216,10 +224,10 @@ def test_large_outputs_are_in_regions(client: Client) -> None:
     short = client.output("OUTPUT", "turned", rows.nbytes - 4)
     text = client.refusal(lambda: client.infer("dynamic", [tensor], [short]), INTERNAL)
     assert f"({rows.nbytes - 4} bytes) should be at least {rows.nbytes} bytes" in text
-    os.truncate("/dev/shm/turned", rows.nbytes)
+    os.truncate(path_of("turned"), rows.nbytes)
     text = client.refusal(lambda: client.infer("dynamic", [tensor], [output]), INTERNAL)
     assert text.startswith("output 'OUTPUT' has no room in shared memory region 'turned'")
-    os.truncate("/dev/shm/turned", 2 * rows.nbytes)
+    os.truncate(path_of("turned"), 2 * rows.nbytes)
 
 
 def test_strings_are_in_regions_in_raw_form(client: Client) -> None:
@@ -287,10 +295,10 @@ def test_a_remembered_request_finds_the_region_of_today(client: Client) -> None:
     text = client.refusal(lambda: client.infer("addsub", tensors), NOT_FOUND)
     assert text == "Unable to find shared memory region: 'in'"
     client.create("other", B, A)
-    client.register("in", 128, key="other")
+    client.register("in", 128, key=own_key("other"))
     np.testing.assert_array_equal(client.infer("addsub", tensors).as_numpy("OUTPUT1"), B - A)
     client.client.unregister_system_shared_memory("in")
-    client.register("in", 64, key="other")
+    client.register("in", 64, key=own_key("other"))
     text = client.refusal(lambda: client.infer("addsub", tensors), INVALID)
     assert text == "Invalid offset for shared memory region: 'in'"
 
@@ -302,31 +310,31 @@ def test_an_object_that_shrinks_fails_its_requests_alone(client: Client) -> None
     outputs = [client.output("OUTPUT0", "out", 64, 2048)]
     for _ in range(2):
         client.infer("addsub", tensors, outputs)
-    os.truncate("/dev/shm/out", 2048)
+    os.truncate(path_of("out"), 2048)
     text = client.refusal(lambda: client.infer("addsub", tensors, outputs), INTERNAL)
     assert text == (
-        "output 'OUTPUT0' has no room in shared memory region 'out', which is of '/out': the object has become smaller "
-        "since it was registered"
+        f"output 'OUTPUT0' has no room in shared memory region 'out', which is of '{own_key('out')}': the object has "
+        "become smaller since it was registered"
     )
-    assert os.stat("/dev/shm/out").st_size == 2048
-    os.truncate("/dev/shm/in", 100)
+    assert os.stat(path_of("out")).st_size == 2048
+    os.truncate(path_of("in"), 100)
     text = client.refusal(lambda: client.infer("addsub", tensors), INVALID)
     assert text == (
-        "input 'INPUT1' has 64 bytes in shared memory region 'in', which is of '/in', of which 36 are left: the object "
-        "has become smaller since it was registered"
+        f"input 'INPUT1' has 64 bytes in shared memory region 'in', which is of '{own_key('in')}', of which 36 are "
+        "left: the object has become smaller since it was registered"
     )
-    os.truncate("/dev/shm/in", 128)  # before the client's own mapping is read
-    os.truncate("/dev/shm/out", PAGE)
+    os.truncate(path_of("in"), 128)  # before the client's own mapping is read
+    os.truncate(path_of("out"), PAGE)
     assert client.infer("addsub", tensors, outputs) is not None
 
 
 def test_an_object_may_be_removed_while_it_is_registered(client: Client) -> None:
     client.made("in", A, B)
-    os.rename("/dev/shm/in", "/dev/shm/in-elsewhere")
+    os.rename(path_of("in"), path_of("in-elsewhere"))
     try:
         np.testing.assert_array_equal(client.infer("addsub", addsub_inputs(client)).as_numpy("OUTPUT0"), A + B)
     finally:
-        os.rename("/dev/shm/in-elsewhere", "/dev/shm/in")
+        os.rename(path_of("in-elsewhere"), path_of("in"))
 
 
 # --- in use

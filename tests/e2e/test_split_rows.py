@@ -13,6 +13,7 @@ import pytest
 
 from tests.e2e.dependent_models import add, graph, node
 from tests.e2e.process import ServerProcess, running
+from tests.e2e.regions import own_key
 from tests.e2e.support import triton
 from tests.ensembles import add_ensemble, pbtxt
 from tests.waiting import wait_until
@@ -133,10 +134,10 @@ def test_texts(server: ServerProcess) -> None:
 
 def test_outputs_in_shared_memory(server: ServerProcess) -> None:
     size = ROWS * 8
-    region = shm.create_shared_memory_region("out", "/toutates_split_rows", size)
+    region = shm.create_shared_memory_region("out", own_key("split-rows"), size)
     try:
         with triton.InferenceServerClient(server.address) as client:
-            client.register_system_shared_memory("out", "/toutates_split_rows", size)
+            client.register_system_shared_memory("out", own_key("split-rows"), size)
             for rows in (_rows(None), _rows(5)):
                 given = triton.InferInput("x", rows.shape, "FP32")
                 given.set_data_from_numpy(rows)
