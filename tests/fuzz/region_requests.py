@@ -185,8 +185,10 @@ def _check(case: bytes, folder: Path) -> None:
                 assert outcomes[1:] == outcomes[:-1], f"{outcomes} over gRPC and REST"
             for table in tables:
                 known = list(table._regions.values())
-                assert len(known) <= MOST_REGIONS
-                assert sum(region.byte_size for region in known) == table._bytes <= MOST_BYTES
+                number, held = len(known), sum(region.byte_size for region in known)
+                assert (number, held) == table._room.used
+                assert number <= MOST_REGIONS
+                assert held <= MOST_BYTES
                 assert not any(region.uses for region in known)
     finally:
         for table in tables:

@@ -117,6 +117,22 @@ def test_regions_are_bounded_in_number_and_in_bytes(key: str) -> None:
     assert open_files(key) == 0
 
 
+def test_of_owned_regions_each_owner_has_a_half_at_most_and_hears_nothing_of_others(key: str) -> None:
+    regions = Regions(allowed=True, most=5, most_bytes=SIZE * 7 // 2, owned=True)
+    for owner in "ab":
+        regions.register_system(own_name(owner, "x"), key, 0, SIZE)
+        regions.register_system(own_name(owner, "y"), key, 0, SIZE // 2)
+    with pytest.raises(Overloaded, match="'z': 2 are registered, and that is the most"):
+        regions.register_system(own_name("a", "z"), key, 0, 1)
+    regions.unregister(Kind.SYSTEM, own_name("a", "y"))
+    with pytest.raises(Overloaded, match=f"{SIZE} bytes: {SIZE} are registered, and {SIZE * 7 // 4} is the most"):
+        regions.register_system(own_name("a", "z"), key, 0, SIZE)
+    regions.register_system(own_name("c", "x"), key, 0, SIZE)
+    with pytest.raises(Overloaded, match=f"'x' of {SIZE} bytes: the regions of others leave no room for it now"):
+        regions.register_system(own_name("d", "x"), key, 0, SIZE)
+    regions.close()
+
+
 def test_nothing_is_registered_unless_it_is_allowed() -> None:
     with pytest.raises(Unsupported):
         Regions().refuse_unless_allowed()

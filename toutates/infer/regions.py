@@ -21,13 +21,13 @@ from enum import Enum
 from typing import Any, Final, Protocol
 
 from toutates.engine.result import BatchResult
+from toutates.infer.region_room import RegionRoom
 from toutates.net.side_thread import SideThread
 from toutates.system.cuda import HANDLE_BYTES, Cuda, CudaError, DeviceMemory
 from toutates.system.errors import (
     AlreadyExists,
     ExecutionFailed,
     InvalidRequest,
-    Overloaded,
     RequestError,
     UnknownModel,
     Unsupported,
@@ -131,9 +131,9 @@ class Regions:
 
     Args:
         allowed: whether clients may register regions.
-        most: regions at the same time.
+        most: regions at the same time; where they are owned, of each caller a half.
         most_bytes: of all regions of the host's memory together; None for the memory that the process may use. Those of
-            GPUs are not bounded so: whoever registers one has the memory.
+            GPUs are not bounded so: whoever registers one has the memory. Of each caller a half, as above.
         cuda: of this process; None where there is none, or where regions are not allowed.
         gpus: whether there would be one if regions were allowed.
         owned: whether regions belong to callers, who are known by an access file. ``own_name`` makes all names then.
@@ -158,13 +158,13 @@ class Regions:
         self.has_cuda = allowed and cuda is not None
         self._gpus = gpus or cuda is not None
         self._limit: LineLimit[str] = LineLimit()
-        self._most = most
-        self._most_bytes = available_memory() if allowed and most_bytes is None else most_bytes or 0
+        most_bytes = available_memory() if allowed and most_bytes is None else most_bytes or 0
         self._lock = threading.Lock()
         self._regions: dict[str, Region] = {}
-        self._bytes = 0
+        #: what there is until it is closed
+        self._room = RegionRoom(most, most_bytes, owned=owned)
         #: what the last request has used, and the thread that closes it
-        self._unclosed: deque[Memory] = deque()
+        self._unclosed: deque[Region] = deque()
         self._closer = SideThread("regions", lambda then: None)
 
     @property
@@ -278,16 +278,13 @@ class Regions:
         Raises:
             RequestError: its name is taken, or there are too many; its memory is the caller's still.
         """
-        told = self.shown(region.name)
         with self._lock:
-            self._refuse_taken(region.name)
-            if self._bytes + region.host_bytes > self._most_bytes:
-                raise Overloaded(
-                    f"cannot register shared memory region '{told}' of {region.byte_size} bytes: {self._bytes} "
-                    f"are registered, and {self._most_bytes} is the most; unregister regions that are not used"
-                )
+            self._refuse_taken(region.name, region.host_bytes)
             self._regions[region.name] = region
-            self._bytes += region.host_bytes
+            self._room.change(self._owner(region.name), 1, region.host_bytes)
+
+    def _owner(self, name: str) -> str:
+        return name.partition("\0")[0] if self._owned else ""
 
     def _check_new(self, name: str, key: str) -> None:
         for what, text in (("name", self.shown(name)), ("key", key)):
@@ -300,16 +297,12 @@ class Regions:
         with self._lock:
             self._refuse_taken(name)
 
-    def _refuse_taken(self, name: str) -> None:
+    def _refuse_taken(self, name: str, size: int = 0) -> None:
         """Call with the lock held."""
         told = self.shown(name)
         if name in self._regions:
             raise AlreadyExists(f"shared memory region '{told}' already in manager")
-        if len(self._regions) + len(self._unclosed) >= self._most:
-            raise Overloaded(
-                f"cannot register shared memory region '{told}': {self._most} are registered, and that is the most; "
-                "unregister those that are not used"
-            )
+        self._room.refuse_unless(self._owner(name), told, size)
 
     def unregister(self, kind: Kind, name: str) -> None:
         """Unregister a region, or all of a kind if ``name`` is "" or its owner's "".
@@ -324,7 +317,7 @@ class Regions:
             gone = [region for region in gone if not region.uses]
             self._remove(gone)
         for region in gone:
-            region.memory.close()
+            self._close(region)
 
     def close(self) -> None:
         """Unregister all regions, at the end of the server."""
@@ -344,12 +337,19 @@ class Regions:
         """Call with the lock held."""
         for region in regions:
             del self._regions[region.name]
-            self._bytes -= region.host_bytes
+
+    def _close(self, region: Region) -> None:
+        """Close what has been removed; it counts as its owner's until then."""
+        try:
+            region.memory.close()
+        finally:
+            with self._lock:
+                self._room.change(self._owner(region.name), -1, -region.host_bytes)
 
     def _close_used(self) -> None:
-        """Close what the last request has used; each counts as a region until then."""
+        """Close what the last request has used."""
         while self._unclosed:
-            self._unclosed.popleft().close()
+            self._close(self._unclosed.popleft())
 
     def status(self, kind: Kind, name: str) -> list[Region]:
         """The regions of a kind, or of its owner, or the one of a name that is not "".
@@ -432,7 +432,7 @@ class Regions:
             if gone is None:
                 return
             self._remove(gone)
-        self._unclosed += [region.memory for region in gone]
+        self._unclosed += gone
         try:
             self._closer.put(None, self._close_used)
         except RuntimeError:  # the system has no thread
