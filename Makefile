@@ -106,7 +106,7 @@ pytest: $(VENV)/.dev | .cache/minilm  ## The tests alone (ARGS='-k name')
 contract: $(VENV)/.dev  ## Write anew what users have (tests/contract/*.txt), after a change of it that is meant
 	$(BIN)/python -m tests.contract.write
 
-# Tests of one file are spread, for most are the attacks of one; each process attacks a server of its own.
+# Tests of one file are spread, for the attacks are all of one; each process then has servers of its own.
 test-long: $(VENV)/.dev  ## The tests that take long by their nature: attacks, a soak, stores, starts and ends, browsers, examples
 	$(BIN)/python -m pytest -m long --numprocesses 6 --dist worksteal $(ARGS)
 
