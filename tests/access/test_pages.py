@@ -8,6 +8,8 @@ from toutates.access.pages import WebPages
 from toutates.system.errors import Forbidden
 
 PAGES = WebPages(["https://app.example:444", "*"], ["proxy.example"], lambda: ("Models.example", "*.cluster.example"))
+PAGES.add_name("box.lab.example")
+PAGES.add_name("")
 
 
 @pytest.mark.parametrize(
@@ -19,6 +21,8 @@ PAGES = WebPages(["https://app.example:444", "*"], ["proxy.example"], lambda: ("
         ("cluster.example", False),
         ("a.b.cluster.example", False),
         ("app.example", True),
+        ("box.lab.example", True),
+        ("lab.example", False),
         ("proxy.example:1", True),
         ("10.1.2.3:8000", True),
         ("[fe80::1]:8000", True),

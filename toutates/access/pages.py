@@ -34,7 +34,7 @@ def of_foreign_page(fields: Mapping[str, str]) -> bool:
 
 
 class WebPages:
-    """Which pages may change this server, and under which names it is asked. Any thread may ask.
+    """Which pages may change this server, and under which names it is asked. Any thread may ask, and ``add_name``.
 
     Args:
         origins: whose pages may (``--cors-origin``). "*" lets all of them read, and none of them change anything.
@@ -53,6 +53,11 @@ class WebPages:
         self._names = self._allowed | {host_of(origin.partition("://")[2]) for origin in self._origins}
         self._names |= {socket.gethostname().lower()}
         self._certificate_names = certificate_names
+
+    def add_name(self, name: str) -> None:
+        """Let pages name this server so too; "", which Host fields without a name have, is none."""
+        if name:
+            self._names |= {name}
 
     def check_change(self, fields: Mapping[str, str]) -> None:
         """Refuse a request by which a foreign page would change the server.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from toutates.access.gate import Gate
 from toutates.access.key_file import read_key_file
@@ -12,8 +13,12 @@ from toutates.access.pages import WebPages
 from toutates.access.rules import read_rules
 from toutates.server.options import Options
 from toutates.server.replaced_files import ReplacedFiles
+from toutates.system.address import full_host_name
+from toutates.system.thread_pools import ThreadPool
 
 __all__ = ["Access"]
+
+_NAMES: Final = ThreadPool("names", 1)
 
 
 class Access:
@@ -50,6 +55,10 @@ class Access:
             ReplacedFiles(partial(_files_of, gate), gate.reload, "the rules read before stay in force")
             for gate in self.gates
         ]
+
+    async def learn_names(self) -> None:
+        """Find this machine's name with its domain, by which pages may ask too. That may take long, beside all else."""
+        self.pages.add_name(await _NAMES.run(full_host_name, abandon_on_cancel=True))
 
 
 def _files_of(gate: Gate) -> tuple[Path, ...]:

@@ -243,6 +243,7 @@ class Server:
                             nursery.start_soon(files.watch)
                         nursery.start_soon(self.shutdown.wait_delay, lambda: self._serves)
                         nursery.start_soon(self._end_late)
+                        nursery.start_soon(self._access.learn_names)
                         if self._member is not None:
                             handle = partial(self._handle_signal, nursery)
                             await nursery.start(self._member.run, self.shutdown, handle)

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 from dataclasses import dataclass
 from typing import Final
 
 from toutates.system.errors import ConfigurationError
 
-__all__ = ["INFERENCE_PORTS", "Address", "host_of", "is_address", "is_loopback", "names_loopback", "parse_address"]
+__all__ = [
+    "INFERENCE_PORTS",
+    "Address",
+    "full_host_name",
+    "host_of",
+    "is_address",
+    "is_loopback",
+    "names_loopback",
+    "parse_address",
+]
 
 #: The names of the ports that inference is asked for by, as flags have them: --grpc-addr and --http-addr.
 INFERENCE_PORTS: Final = ("grpc", "http")
@@ -77,3 +87,17 @@ def names_loopback(host: str) -> bool:
     """Whether HOST or HOST:PORT, as of a Host header, means this machine by a name that nobody can point elsewhere."""
     name = host_of(host)
     return name == "localhost" or is_loopback(name)
+
+
+def full_host_name() -> str:
+    """The name of this machine with its domain, in lower case, as ``hostname --fqdn`` has it; "" where none is known.
+
+    Blocks: the system may ask the network.
+    """
+    name = socket.gethostname().lower()
+    try:
+        found = socket.getaddrinfo(name, None, flags=socket.AI_CANONNAME)
+    except (OSError, UnicodeError):
+        return ""
+    full = found[0][3].lower().rstrip(".")
+    return full if full.startswith(f"{name}.") else ""
