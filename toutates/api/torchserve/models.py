@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
-from weakref import WeakValueDictionary
-
-import trio
 
 from toutates.api.dataplane.plane import DataPlane
 from toutates.api.torchserve.answers import Problem, method_not_allowed, no_model, no_version
+from toutates.api.torchserve.description import description
 from toutates.api.torchserve.downloads import FOLDERS, Downloads
 from toutates.api.torchserve.predictions import Defaults
+from toutates.api.torchserve.turns import IMPORTS, Turns
 from toutates.models.table import ServedVersion
 from toutates.protocol import grpc_service_pb2 as pb
-from toutates.protocol.model_config_pb2 import ModelConfig, ModelInstanceGroup
+from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.repositories.torchserve.imported import (
     default_of,
     number_of,
@@ -39,7 +37,6 @@ from toutates.repositories.torchserve.importing import AlreadyThere, Imported, W
 from toutates.repositories.torchserve.manifest import is_model_name
 from toutates.repositories.torchserve.settings import MAX_WORKERS, set_workers, workers_of
 from toutates.system.errors import ConfigurationError, RequestError
-from toutates.system.thread_pools import ThreadPool
 
 __all__ = ["NOTE", "Models", "Registration"]
 
@@ -51,13 +48,6 @@ Outcome = tuple[int, Any]
 #: The call by which processes tell each other what requests for a model mean.
 NOTE: Final = "TorchServeModel"
 _PROCESSING: Final[Outcome] = 202, {"status": "Processing worker updates..."}
-_MOST_IMPORTS: Final = 16
-#: What unpacks archives, and waits for the turn of its model.
-_IMPORTS: Final = ThreadPool("imports", _MOST_IMPORTS)
-#: Of those that wait for a turn, each with an archive unpacked.
-_MOST_WAITING: Final = 16
-#: TorchServe's defaults, which have no effect here.
-_TIMEOUTS: Final = {"responseTimeout": 120, "startupTimeout": 120, "maxRetryTimeoutInSec": 300}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +88,7 @@ class Models:
     downloads: Downloads
     defaults: Defaults
     begin: Callable[..., None]
-    #: One change of a model at a time; those of others go on beside it.
-    _turns: WeakValueDictionary[str, trio.Semaphore] = field(default_factory=WeakValueDictionary)
+    _turns: Turns = field(default_factory=Turns)
 
     # --- changes -----------------------------------------------------------------------------------------------------
 
@@ -111,7 +100,7 @@ class Models:
         """
         repository = self._writable()
         async with self.downloads.archive(wanted.url) as archive:
-            imported = await _IMPORTS.run(self._import, repository, wanted, archive, abandon_on_cancel=True)
+            imported = await IMPORTS.run(self._import, repository, wanted, archive, abandon_on_cancel=True)
         for note in imported.notes:
             logger.warning("model '%s' version %s: %s", imported.model, imported.version, note)
         name, version = imported.model, imported.version
@@ -137,7 +126,7 @@ class Models:
             wanted.url,
         )
         try:
-            return import_archive(archive, repository, own, turn=self._turn_in_thread)
+            return import_archive(archive, repository, own, turn=self._turns.of_in_thread)
         except AlreadyThere as error:
             text = f"Model version {error.version} is already registered for model {error.model}"
             raise Problem(409, "ConflictStatusException", text) from error
@@ -148,7 +137,7 @@ class Models:
 
     async def _load_new(self, imported: Imported) -> None:
         """Load a version that was just made; it is removed again if it cannot be served."""
-        async with self._turn(imported.model):
+        async with self._turns.of(imported.model):
             try:
                 await self._load(imported.model)
                 await self._note(imported.model, idle=False)
@@ -180,7 +169,7 @@ class Models:
         return 200, {"status": f"Workers scaled to {least} for model: {model}{of_version}"}
 
     async def _scale(self, model: str, version: str, workers: int) -> None:
-        async with self._turn(model):
+        async with self._turns.of(model):
             config = await self._config(model)
             before = ModelConfig()
             before.CopyFrom(config)
@@ -203,7 +192,7 @@ class Models:
             Problem: there is no such model, or it must not be removed.
         """
         self._writable()
-        async with self._turn(model):
+        async with self._turns.of(model):
             config = await self._config(model)
             versions, urls = versions_of(config), urls_of(config)
             chosen = [self._number(config, model, version)] if version else list(versions)
@@ -236,7 +225,7 @@ class Models:
             Problem: there is no such version.
         """
         self._writable()
-        async with self._turn(model):
+        async with self._turns.of(model):
             config = await self._config(model)
             number = number_of(version, versions_of(config))
             if number is None or number not in versions_of(config):
@@ -304,27 +293,11 @@ class Models:
         else:
             chosen = [self._default(model, config) or max(versions)]
         return 200, [
-            _description(
+            description(
                 model, versions.get(number, str(number)), urls_of(config).get(number, ""), config, served.get(number)
             )
             for number in chosen
         ]
-
-    # --- turns -------------------------------------------------------------------------------------------------------
-
-    def _turn(self, model: str) -> trio.Semaphore:
-        """The turn of who changes a model. It is kept as long as somebody has it, or waits for it."""
-        return self._turns.setdefault(model, trio.Semaphore(1))
-
-    @contextmanager
-    def _turn_in_thread(self, model: str) -> Iterator[None]:
-        """The same, for a thread beside the main one."""
-        turn = trio.from_thread.run_sync(self._turn, model)
-        trio.from_thread.run(_acquire, turn)
-        try:
-            yield
-        finally:
-            trio.from_thread.run_sync(turn.release)
 
     # --- parts -------------------------------------------------------------------------------------------------------
 
@@ -415,53 +388,3 @@ class Models:
             logger.error("management API: %s", problem.message)
         except Exception:
             logger.exception("a change by the management API failed")
-
-
-async def _acquire(turn: trio.Semaphore) -> None:
-    """Wait for a turn in one of the threads of imports. Meanwhile another may run, for a model that nobody changes.
-
-    Raises:
-        Problem: too many wait already.
-    """
-    try:
-        turn.acquire_nowait()
-        return
-    except trio.WouldBlock:
-        pass
-    limiter = _IMPORTS.limiter
-    if limiter.total_tokens >= _MOST_IMPORTS + _MOST_WAITING:
-        text = "Too many archives wait for models that are being changed; try again later."
-        raise Problem(503, "ServiceUnavailableException", text)
-    limiter.total_tokens += 1
-    try:
-        await turn.acquire()
-    finally:
-        limiter.total_tokens -= 1
-
-
-def _description(
-    model: str, version: str, url: str, config: ModelConfig, served: ServedVersion | None
-) -> Mapping[str, Any]:
-    group = config.instance_group[0] if config.instance_group else ModelInstanceGroup(count=1)
-    gpu = group.kind == ModelInstanceGroup.KIND_GPU
-    workers = [] if served is None else range(served.servable.statistics().executors)
-    document: dict[str, Any] = {
-        "modelName": model,
-        "modelVersion": version,
-        "modelUrl": url,
-        "runtime": "python",
-        "minWorkers": len(workers),
-        "maxWorkers": len(workers),
-        "batchSize": max(1, config.max_batch_size),
-        "maxBatchDelay": config.dynamic_batching.max_queue_delay_microseconds // 1_000,
-        **_TIMEOUTS,
-        "deviceType": "gpu" if gpu else "cpu",
-        "deviceIds": list(group.gpus),
-        "loadedAtStartup": False,
-        "workers": [{"id": str(9_000 + at), "status": "READY", "gpu": gpu} for at in workers],
-    }
-    if served is not None:
-        occupancy = served.servable.statistics().occupancy
-        left = max(0, occupancy.row_capacity - occupancy.rows)
-        document["jobQueueStatus"] = {"remainingCapacity": left, "pendingRequests": occupancy.waiting}
-    return document
