@@ -34,6 +34,8 @@ class Attack:
         honest_model: whose waits are measured where it is none of these: "victim", or "texts".
         honest_key: that honest clients send, where the server asks for keys; "" for none.
         spare_mib: address space that the server is left during the attack, or 0 for all there is.
+        authority: the certificate (PEM) of who has issued the server's, once its flags have it speak TLS; None for
+            clear text. Honest clients trust it; the attack's connections are those of TCP all the same.
     """
 
     name: ClassVar[str]
@@ -51,6 +53,7 @@ class Attack:
     honest_model: ClassVar[str] = "victim"
     honest_key: ClassVar[str] = ""
     spare_mib: ClassVar[int] = 0
+    authority: Path | None = None
 
     def flags(self, folder: Path) -> Sequence[str]:
         """What the server is to be started with besides; files that it needs are written into a folder."""

@@ -18,6 +18,8 @@ MOST_P99_MS: Final = 2_000.0
 MOST_WORST_MS: Final = 5_000.0
 #: Those beside whom a model prints wait for it no longer than this.
 _PRINTING_P99_MS: Final = 50.0
+#: How much longer than before the longest of them may take, beside attacks whose harm are long turns.
+_WORST_MORE_MS: Final = dict.fromkeys(("tls-key-changes", "tls-empty-records", "tls-one-byte-records"), 100.0)
 #: A worker is busy with one of these for a tenth of a second, and attackers send it several at once.
 _DEAR: Final = {"gzip-bomb", "deflate-bomb", "repeated-protobuf", "many-dimensions"}
 #: What allocators may keep of an attack's peak.
@@ -72,6 +74,10 @@ def shortcomings(name: str, outcome: Outcome) -> list[str]:
     figures = {
         "ms for 99 of 100 honest requests during it": (outcome.during.p99_ms, most_p99_ms),
         "ms for the longest honest request during it": (outcome.during.worst_ms, MOST_WORST_MS),
+        "ms more than before for the longest honest request during it": (
+            outcome.during.worst_ms - outcome.before.worst_ms,
+            _WORST_MORE_MS.get(name, math.inf),
+        ),
         "ms for 99 of 100 honest requests after it": (outcome.after.p99_ms, most_p99_ms),
         "MiB more at its peak": (outcome.peak_mib - outcome.before_mib, _PEAK_MIB.get(name, math.inf)),
         "MiB more after it": (outcome.after_mib - outcome.before_mib, kept_mib(name)),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
+from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self
 
@@ -57,12 +59,16 @@ class RawClient:
 
     pause_s: ClassVar[float] = _PAUSE_S
 
-    def __init__(self, port: int, key: str = "", model: str = "victim") -> None:
+    def __init__(self, port: int, key: str = "", model: str = "victim", authority: Path | None = None) -> None:
         self._model = model
         #: of the text model, by its first answer
         self._vector = b""
         self._sock = socket.create_connection(("127.0.0.1", port), timeout=_PATIENCE_S)
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if authority is not None:
+            context = ssl.create_default_context(cafile=authority)
+            context.set_alpn_protocols(["h2"])
+            self._sock = context.wrap_socket(self._sock, server_hostname="127.0.0.1")
         self._block = request_block(INFER, *_headers(key).items())
         self._stream_id = -1
         self._received = b""
@@ -178,6 +184,7 @@ class Crowd:
         path: that is asked for there in their place; "" for none.
         key: that they send; "" for none.
         model: whose waits are measured, where it is no probe: "victim" or "texts".
+        authority: who has issued the server's certificate (PEM), where gRPC is with TLS.
     """
 
     def __init__(
@@ -189,8 +196,9 @@ class Crowd:
         path: str = "",
         key: str = "",
         model: str = "victim",
+        authority: Path | None = None,
     ) -> None:
-        self._key, self._model = key, model
+        self._key, self._model, self._authority = key, model, authority
         self._path = path
         self._port = port
         self._health_port = health_port
@@ -264,7 +272,10 @@ class Crowd:
 
     def _call_and_measure(self) -> None:
         probed = self._health_port
-        client = RawClient(self._port, self._key, self._model) if probed is None else Prober(probed, self._path)
+        if probed is None:
+            client: RawClient | Prober = RawClient(self._port, self._key, self._model, self._authority)
+        else:
+            client = Prober(probed, self._path)
         try:
             number = 0
             while not self._over.is_set():
@@ -278,7 +289,7 @@ class Crowd:
             client.close()
 
     def _call_with_triton(self) -> None:
-        with triton_client(self._port) as client:
+        with triton_client(self._port, self._authority) as client:
             number = 0
             while not self._over.is_set():
                 call_triton(client, number, self._key)
@@ -304,12 +315,13 @@ def _has_triton() -> bool:
 
 
 @contextmanager
-def triton_client(port: int) -> Iterator[Any]:
-    """A tritonclient whose connection no other one shares."""
+def triton_client(port: int, authority: Path | None = None) -> Iterator[Any]:
+    """A tritonclient whose connection no other one shares, with TLS where the server's certificate has an authority."""
     from tritonclient.grpc import InferenceServerClient
 
     options = [("grpc.use_local_subchannel_pool", 1)]
-    with InferenceServerClient(f"127.0.0.1:{port}", channel_args=options) as client:
+    tls: dict[str, Any] = {} if authority is None else {"ssl": True, "root_certificates": str(authority)}
+    with InferenceServerClient(f"127.0.0.1:{port}", channel_args=options, **tls) as client:
         yield client
 
 

@@ -145,6 +145,23 @@ class Peer:
         if self.over.is_set():
             raise Ended
 
+    async def receive(self) -> bytes:
+        """The next bytes, for attacks that have none read.
+
+        Raises:
+            Ended: there are none; the server has ended the connection.
+        """
+        ending, data = "closed", b""
+        try:
+            data = await self._sock.recv(_CHUNK)
+        except OSError:
+            ending = "reset"
+        if not data:
+            self.end(ending)
+            raise Ended
+        self.tally.bytes_received += len(data)
+        return data
+
     def end_writing(self) -> None:
         """Send FIN."""
         try:
@@ -160,16 +177,11 @@ class Peer:
 
     async def read(self) -> None:
         """Read and count until the connection ends."""
-        ending = "closed"
         try:
-            while data := await self._sock.recv(_CHUNK):
-                self.tally.bytes_received += len(data)
-                await self._take(data)
+            while True:
+                await self._take(await self.receive())
         except Ended:
-            pass  # by the answer to a PING
-        except OSError:
-            ending = "reset"
-        self.end(ending)
+            self.end("closed")  # by the answer to a PING
 
     def end(self, ending: str) -> None:
         """Count how the connection ended; the first to say so is right."""

@@ -29,6 +29,7 @@ from fuzz.attacks import (
     shared_regions,
     slow_peers,
     stream_floods,
+    tls_floods,
     traffic_floods,
     wrong_tokens,
 )
@@ -127,6 +128,9 @@ _ALL: Final[tuple[type[Attack], ...]] = (
     shared_regions.RegionBulk,
     shared_regions.RegionHoles,
     wrong_tokens.WrongTokens,
+    tls_floods.KeyChanges,
+    tls_floods.EmptyRecords,
+    tls_floods.OneByteRecords,
     floods_of_connections.HoldConnections,
     floods_of_connections.ConnectionChurn,
     floods_of_connections.PortScan,

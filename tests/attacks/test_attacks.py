@@ -50,6 +50,9 @@ _ELSEWHERE: Final = {
     "lying-tables",
     "outside-urls",
     "dripping-downloads",
+    "tls-key-changes",
+    "tls-empty-records",
+    "tls-one-byte-records",
 }
 #: These wait for timers, and so for each other.
 _SLOW: Final = (
@@ -210,6 +213,20 @@ def test_who_lists_models_is_answered_whatever_archives_are_registered(
         assert_survived(outcome)
         assert_stopped(outcome.report, attack)
         assert set(outcome.report.answers) <= answers, outcome.report
+        assert process.stop() == 0
+        assert "Traceback" not in process.log
+
+
+@pytest.mark.parametrize("name", ["tls-key-changes", "tls-empty-records", "tls-one-byte-records"])
+def test_honest_clients_are_served_with_tls_whatever_records_others_send(
+    models: Path, tmp_path: Path, name: str
+) -> None:
+    attack = ATTACKS[name]
+    with running(models, tmp_path, ["--load-models", "victim", *attack.flags(tmp_path)]) as process:
+        outcome = attacked(process, attack)
+        assert_survived(outcome)
+        assert_stopped(outcome.report, attack)
+        assert outcome.report.strikes, outcome.report
         assert process.stop() == 0
         assert "Traceback" not in process.log
 

@@ -6,8 +6,8 @@ import re
 import select
 import socket
 import ssl
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -380,16 +380,54 @@ def test_a_client_that_changes_keys_now_and_then_goes_on(server: ssl.SSLContext,
     assert len(came) == sum(number % 5 + 1 for number in range(5_000) if number % 65)
 
 
-def test_a_client_that_changes_keys_and_reads_nothing_is_read_no_further(
-    server: ssl.SSLContext, tmp_path: Path
-) -> None:
-    pair, updates = changing_keys(server, tmp_path)
+@contextmanager
+def transport_of(pair: TlsPair) -> Iterator[tuple[socket.socket, socket.socket, select.epoll, TlsTransport]]:
+    """A transport with the pair's engine: its socket, the client's, who watches it, and itself."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     service = GrpcService(Worker("test", Limits()), {})
     service.start(None)  # type: ignore[arg-type]
     with theirs, select.epoll() as epoll:
         transport = TlsTransport(ours, service, "test", epoll, 1_000, MemoryBudget(2**30), 0, pair.engine)
+        try:
+            yield ours, theirs, epoll, transport
+        finally:
+            transport.close()
+
+
+@pytest.mark.parametrize("way", ["pieces", "views"])
+def test_a_read_of_many_records_is_short_and_the_next_ones_are_shorter(
+    server: ssl.SSLContext, tmp_path: Path, way: str
+) -> None:
+    pair, updates = changing_keys(server, tmp_path)
+    with transport_of(pair) as (_, theirs, _, transport):
+        theirs.setblocking(False)
+
+        def read() -> int:
+            if way == "pieces":
+                return len(transport.receive(262_144))
+            return transport.receive_into([memoryview(bytearray(10)), memoryview(bytearray(300_000))])
+
+        def send(*contents: bytes) -> None:
+            octets = b"".join([updates.data(content) for content in contents])
+            assert theirs.send(octets) == len(octets)
+
+        large = [bytes(16_384)] * 4
+        send(*large, *[b"x"] * 3_000)
+        sizes = [read()]
+        while sum(sizes) < 4 * 16_384 + 3_000:
+            sizes.append(read())
+        assert 4 * 16_384 < sizes[0] < 4 * 16_384 + 1_500
+        assert max(sizes[1:]) < 200
+        send(*large)
+        assert read() == 4 * 16_384
+
+
+def test_a_client_that_changes_keys_and_reads_nothing_is_read_no_further(
+    server: ssl.SSLContext, tmp_path: Path
+) -> None:
+    pair, updates = changing_keys(server, tmp_path)
+    with transport_of(pair) as (ours, theirs, epoll, transport):
 
         def congested_by(changes: int) -> bool:
             for _ in range(changes):
@@ -416,4 +454,3 @@ def test_a_client_that_changes_keys_and_reads_nothing_is_read_no_further(
         assert transport.send_unsent()
         assert (transport.congested, transport.waiting_bytes) == (False, 0)
         assert epoll.poll(0) == [(ours.fileno(), select.EPOLLIN)]
-        transport.close()

@@ -82,6 +82,7 @@ class TlsEngine:
         max_preface_bytes: looked at to tell HTTP/1 from garbage before giving up.
 
     Attributes:
+        records: how many ended in what was received last, and more than one was looked for in.
         established: the handshake is complete; before, nothing can be encrypted.
         peer_closed: the peer has said that it sends no more (close_notify).
         over: we have said so, or TLS has failed; nothing can be encrypted any more, and nothing is read.
@@ -102,6 +103,7 @@ class TlsEngine:
         "established",
         "over",
         "peer_closed",
+        "records",
     )
 
     def __init__(self, context: ssl.SSLContext, max_preface_bytes: int) -> None:
@@ -120,6 +122,7 @@ class TlsEngine:
         self._missing = 0
         #: established, neither side has ended, and the next byte begins a record
         self._flowing = False
+        self.records = 0
         self.established = False
         self.peer_closed = False
         self.over = False
@@ -178,15 +181,13 @@ class TlsEngine:
         """Take received bytes after the handshake; puts the plaintext that they complete into ``views``.
 
         Returns:
-            How many bytes are there, and those that there was no room for.
+            How many bytes are there, and those that there was no room for; what room is left stays in ``views``.
 
         Raises:
             ConnectionFault: as of ``receive``.
         """
         count = 0
         rest: list[bytes] = []
-        rooms = iter([*views, None])
-        room: memoryview | None = next(rooms)
         try:
             for part, records in self._parts(data):
                 self._incoming.write(part)
@@ -194,13 +195,14 @@ class TlsEngine:
                 try:
                     # What a view had no room for of a record waits in OpenSSL, which says so by ``pending``.
                     while (self._incoming.pending or self._object.pending()) and not self.peer_closed:
-                        if room is None:
+                        if not views:
                             rest.append(self._read(RECORD_BYTES))
                             size = len(rest[-1])
                         else:
+                            room = views[0]
                             size = cast(int, self._object.read(len(room), room))
                             count += size
-                            room = room[size:] or next(rooms)
+                            views[:1] = [room[size:]] if size < len(room) else []
                         with_data += not self._object.pending()
                         if not size:
                             self._end_of_peer()
@@ -249,6 +251,7 @@ class TlsEngine:
         A part has at most RECORDS_AT_ONCE records, and FEED_BYTES and a record.
         """
         size, begin, records = len(data), 0, 0
+        self.records = 0
         view = memoryview(data)
         at = self._missing  # where the record ends that has begun
         if self._head:
@@ -258,7 +261,7 @@ class TlsEngine:
             if not self._head:
                 at += head[3] << 8 | head[4]
         if 0 < at <= size and not self._head:
-            records = 1
+            records = self.records = 1
         while at + HEAD_BYTES <= size:
             end = at + HEAD_BYTES + (data[at + 3] << 8 | data[at + 4])
             if end > size:
@@ -266,6 +269,7 @@ class TlsEngine:
                 break
             at = end
             records += 1
+            self.records += 1
             if records == RECORDS_AT_ONCE or at - begin >= FEED_BYTES:
                 yield view[begin:at], records
                 begin, records = at, 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import socket
+from collections.abc import Iterator
 from itertools import islice
 from typing import Final
 
@@ -24,6 +25,13 @@ MOST_CHUNKS: Final = 17
 #: Ciphertext per read from peers that fill the first size. Less than without TLS, because decrypting costs more than
 #: copying, and the other connections wait meanwhile.
 LARGE_TLS_READ_BYTES: Final = 262_144
+#: Ciphertext decrypted at a time. A record takes 1 to 2 us however little is in it, and 32 KiB may be 1,400 records.
+#: Once a piece had MANY_RECORDS, the turn is over, and until records are longer than SHORT_RECORD_BYTES, pieces are
+#: small.
+PIECE_BYTES: Final = 32_768
+SMALL_PIECE_BYTES: Final = 4_096
+MANY_RECORDS: Final = 256
+SHORT_RECORD_BYTES: Final = 128
 #: A record as it is received, at most (RFC 8446 section 5.2).
 LARGEST_RECORD_BYTES: Final = RECORD_BYTES + 256 + 5
 
@@ -42,7 +50,7 @@ class TlsTransport(Transport):
         OSError: the socket or the epoll refused.
     """
 
-    __slots__ = ("_encrypted_bytes", "_end_waits", "_engine", "ciphertext")
+    __slots__ = ("_encrypted_bytes", "_end_waits", "_engine", "_piece_bytes", "ciphertext")
 
     def __init__(
         self,
@@ -62,6 +70,7 @@ class TlsTransport(Transport):
         #: how much of the head of ``unsent`` is in it
         self._encrypted_bytes = 0
         self._end_waits = False
+        self._piece_bytes = PIECE_BYTES
         self.receive = self._receive
 
     #: what a client says before it leaves may tell why
@@ -110,7 +119,8 @@ class TlsTransport(Transport):
             ConnectionFault: TLS cannot go on; ``close_gently`` sends the peer what it is to be told.
             OSError: the socket is broken.
         """
-        data = self.sock.recv(size)
+        piece = self._piece_bytes
+        data = self.sock.recv(min(size, piece))
         if not data:
             self._engine.end()
             return data
@@ -118,6 +128,8 @@ class TlsTransport(Transport):
         was_established = engine.established
         try:
             plaintext = engine.receive(data)
+            if size > piece and self._goes_on(data):
+                plaintext = b"".join([plaintext, *self._receive_more(size - piece)])
         except ConnectionFault:
             self._forget_unsent()
             raise
@@ -133,19 +145,50 @@ class TlsTransport(Transport):
             raise BlockingIOError
         return plaintext
 
+    def _receive_more(self, size: int) -> Iterator[bytes]:
+        """Plaintext of the pieces that come after the first one of a read. Raises ConnectionFault."""
+        goes_on = True
+        while goes_on and (data := self._next_piece(size)):
+            size -= len(data)
+            yield self._engine.receive(data)
+            goes_on = self._goes_on(data)
+
+    def _next_piece(self, size: int) -> bytes:
+        """Ciphertext in the middle of a read; b"" where there is none, which the next read tells why."""
+        try:
+            return self.sock.recv(min(size, self._piece_bytes))
+        except OSError:
+            return b""
+
+    def _goes_on(self, data: bytes) -> bool:
+        """Whether a read goes on after a piece."""
+        engine = self._engine
+        whole = len(data) >= self._piece_bytes
+        if engine.records > MANY_RECORDS:
+            self._piece_bytes = SMALL_PIECE_BYTES
+        elif whole and engine.records * SHORT_RECORD_BYTES < len(data):
+            self._piece_bytes = PIECE_BYTES
+        return whole and self._piece_bytes == PIECE_BYTES and not (engine.peer_closed or engine.output_bytes)
+
     def receive_into(self, views: list[memoryview]) -> int:
         """Read plaintext into views; see ``Transport``. What they have no room for is in ``overflow``.
 
         Raises:
             BlockingIOError, ConnectionFault, OSError: as ``receive``.
         """
-        data = self.sock.recv(min(max(sum(map(len, views)), RECORD_BYTES), LARGE_TLS_READ_BYTES))
+        size = min(max(sum(map(len, views)), RECORD_BYTES), LARGE_TLS_READ_BYTES)
+        data = self.sock.recv(min(size, self._piece_bytes))
         engine = self._engine
         if not data:
             engine.end()
             return 0
+        count = 0
         try:
-            count, self.overflow = engine.receive_into(data, views)
+            while data:
+                size -= len(data)
+                put, self.overflow = engine.receive_into(data, views)
+                count += put
+                data = self._next_piece(size) if self._goes_on(data) and views and size else b""
         except ConnectionFault:
             self._forget_unsent()
             raise
