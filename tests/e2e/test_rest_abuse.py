@@ -31,6 +31,7 @@ GET: Final = b"GET /v2 HTTP/1.1\r\nHost: here\r\n"
 CHUNKED: Final = POST + b"Transfer-Encoding: chunked\r\n\r\n"
 SMUGGLED: Final = get("/v2/health/live")
 STALL_S: Final = 1.0
+IMPATIENT: Final = ("--limit", f"stall_timeout={STALL_S}")
 
 
 class Case(NamedTuple):
@@ -281,6 +282,8 @@ CASES: Final = {
 class Plain:
     """Connections without TLS."""
 
+    flags: tuple[str, ...] = ()
+
     def __init__(self, server: ServerProcess) -> None:
         self.server = server
 
@@ -303,11 +306,23 @@ class Encrypted(Plain):
             yield Peer(wrapped)
 
 
+class Impatient(Plain):
+    """A server of its own, so that no other test has to be quick."""
+
+    flags = IMPATIENT
+
+
+class EncryptedImpatient(Encrypted):
+    """The same with TLS."""
+
+    flags = IMPATIENT
+
+
 @pytest.fixture(scope="module")
 def way(request: pytest.FixtureRequest, repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plain]:
     """A server that bad input must not impress."""
-    flags = ["--http-addr", "127.0.0.1:0", "--load-models", "dynamic", "--limit", f"stall_timeout={STALL_S}"]
-    if request.param is Encrypted:
+    flags = ["--http-addr", "127.0.0.1:0", "--load-models", "dynamic", *request.param.flags]
+    if issubclass(request.param, Encrypted):
         files = issue(tmp_path_factory.mktemp("certificates"))
         flags += ["--tls-cert", str(files.cert), "--tls-key", str(files.key)]
     with running(repository, tmp_path_factory.mktemp("abused"), flags) as server:
@@ -375,7 +390,7 @@ SLOW: Final = (
 )
 
 
-@both
+@pytest.mark.parametrize("way", [Impatient, EncryptedImpatient], indirect=True, scope="module")
 def test_what_is_slow_is_given_up(way: Plain, neighbour: Peer) -> None:
     """Some send a byte now and then, others nothing any more."""
     with contextlib.ExitStack() as stack:
