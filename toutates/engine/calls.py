@@ -107,6 +107,7 @@ class ModelCall:
         requests: for how many requests the rows are, by the rows of each: (rows, how many requests); () for one.
         begun_ns: when it was submitted.
         about: what is said beside the tensors, for models that ask; None for nothing. Called in any thread.
+        caller: see ``Consumer``.
     """
 
     rows: int
@@ -116,6 +117,7 @@ class ModelCall:
     requests: Sequence[tuple[int, int]] = ()
     begun_ns: int = 0
     about: Callable[[], RequestAbout] | None = None
+    caller: object = None
 
     #: whether ``on_done`` deals with ``Outcome.taken``
     passes_on: ClassVar[bool] = False
@@ -328,6 +330,7 @@ class Calls:
                 may_have_left=_may_have_left,
                 unread_bytes=_unread_bytes,
                 released=_released,
+                caller=_caller,
             )
             return _LentPort(self._servable.port(consumer))
 
@@ -492,3 +495,7 @@ def _unread_bytes(call: ModelCall) -> int:
 
 def _released(call: ModelCall) -> None:
     call.released()
+
+
+def _caller(call: ModelCall) -> object:
+    return call.caller

@@ -132,6 +132,7 @@ class ServedVersion:
         calls: by which other models use it.
         stated: of what ModelConfig answers, what others than this server have said, where nothing had to be made of it.
         takes_parameters: whether it reads what requests say beside their tensors, now; None for never.
+        takes_turns: whether its requests take turns by their callers, now; None for never.
         turns: how its executors come to their turns among those of all models; None where they have none.
         has_code: whether something runs its code now. While nothing does, it is not ready, and requests wait or fail.
         memory_bytes: that it takes (``memory_size``).
@@ -149,6 +150,7 @@ class ServedVersion:
     labels: Mapping[int, Labels] = field(default_factory=dict)
     advice: str = ""
     takes_parameters: Callable[[], bool] | None = None
+    takes_turns: Callable[[], bool] | None = None
     has_code: Callable[[], bool] = lambda: True
     dependent: Dependent | None = None
     turns: TurnsMember | None = None

@@ -223,6 +223,8 @@ class Binding:
         readers = [member.takes_parameters for member in members.values()]
         #: of members that may read what requests say
         self._readers = [asks for asks in readers if asks is not None]
+        taking_turns = [member.takes_turns for member in members.values()]
+        self._taking_turns = [takes for takes in taking_turns if takes is not None]
         self.groups = 0
         self.retired = False
         self.held = [member for member in set(members.values()) if member.calls.hold()]
@@ -231,6 +233,11 @@ class Binding:
     def asks(self) -> bool:
         """Whether a member reads what requests say beside their tensors."""
         return any([asks() for asks in self._readers])
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether requests of a member take turns by their callers."""
+        return bool(self._taking_turns) and any([takes() for takes in self._taking_turns])
 
     def release(self) -> None:
         """Let go of the members, once."""

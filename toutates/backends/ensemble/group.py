@@ -62,6 +62,9 @@ class Group:
         consumer: whose requests they are.
         deliver: takes the result.
         held_bytes: counted for its tensors.
+
+    Attributes:
+        caller: whose the requests are, where a member has to know; None for none or several.
     """
 
     __slots__ = (
@@ -86,6 +89,7 @@ class Group:
         "_state",
         "_timings",
         "_values",
+        "caller",
     )
 
     def __init__(
@@ -125,6 +129,7 @@ class Group:
         self._error: RequestError | None = None
         self._timings: list[StepTiming] = []
         self._begun_ns = time.monotonic_ns()
+        self.caller: object = None
 
     def advance(self) -> None:
         """Begin every step that can be begun; end the group if none is left. On any thread that has entered THREAD."""
@@ -158,7 +163,8 @@ class Group:
             rows, shapes, contents = step.inputs(self._values)
             rows = rows if rows >= 0 else self._rows
             wanted = step.asked(self._read).wanted
-            call = ModelCall(rows, partial(self._done, step), wanted, self._wanted, self._requests, 0, self._about)
+            of_requests = self._wanted, self._requests, 0, self._about, self.caller
+            call = ModelCall(rows, partial(self._done, step), wanted, *of_requests)
             step.calls.submit(call, shapes, contents)
         except RequestError as error:
             self._step_failed(step, error)

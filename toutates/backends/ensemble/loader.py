@@ -58,6 +58,7 @@ class EnsembleKind:
             labels=labels,
             dependent=servable,
             takes_parameters=servable.takes_parameters,
+            takes_turns=servable.takes_turns,
         )
 
     def inspect(self, model: str, configuration: VersionConfiguration, *, try_warmup: bool = False) -> InspectedVersion:

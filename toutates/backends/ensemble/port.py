@@ -48,6 +48,7 @@ class EnsembleWay:
         most_rows: that may be put together, besides one request of any size; as the binding has it.
         most_requests: likewise.
         bindings: how often the ensemble had been bound when these were read.
+        caller: whose the group's request is, where a member's requests take turns by callers: it has one then.
         rows, pending, contents: of the group; ``contents`` has the pieces of each input.
     """
 
@@ -60,6 +61,7 @@ class EnsembleWay:
     most_rows: int = 0
     most_requests: int = 1
     bindings: int = 0
+    caller: object = None
     rows: int = 0
     pending: list[PendingRequest] = field(default_factory=list)
     contents: list[list[Content]] = field(default_factory=list)
@@ -117,18 +119,18 @@ class EnsemblePort:
                 way.rows = end
                 self._rows += rows
             else:
-                first = self._reserve(way, rows)
+                first = self._reserve(way, rows, context)
             way.contents[0].append(content)
         else:
             contents = [bytes(buffer[spans[at] : spans[at + 1]]) for at in range(0, len(spans), 2)]
-            first = self._reserve(way, rows)
+            first = self._reserve(way, rows, context)
             for pieces, content in zip(way.contents, contents, strict=True):
                 pieces.append(content)
         way.pending.append((context, first, rows, None))
 
     def add_contents(self, way: EnsembleWay, rows: int, context: Any, contents: Sequence[Content]) -> None:
         """See ``Port``."""
-        first = self._reserve(way, rows)
+        first = self._reserve(way, rows, context)
         for pieces, content in zip(way.contents, contents, strict=True):
             pieces.append(content)
         way.pending.append((context, first, rows, None))
@@ -138,7 +140,7 @@ class EnsemblePort:
     ) -> None:
         """See ``Port``."""
         contents = [_content_of(array) for array in arrays]
-        self._reserve(way, rows)
+        self._reserve(way, rows, context)
         way.contents = [[content] for content in contents]
         way.pending.append((context, 0, rows, None))
 
@@ -156,7 +158,7 @@ class EnsemblePort:
             THREAD.leave(outermost=outermost)
             self._committing = 0
 
-    def _reserve(self, way: EnsembleWay, rows: int) -> int:
+    def _reserve(self, way: EnsembleWay, rows: int, context: Any) -> int:
         """Make room for one more request in a way's group; returns its first row."""
         count = len(way.pending)
         if count and (way.rows + rows > way.most_rows or count >= way.most_requests):
@@ -172,7 +174,7 @@ class EnsemblePort:
             self._refuse(rows)
         self._rows += rows
         if not count:
-            self._open(way)
+            self._open(way, context)
         first = way.rows
         way.rows = first + rows
         return first
@@ -190,12 +192,15 @@ class EnsemblePort:
             rows,
         ).after(state.wait_s(rows))
 
-    def _open(self, way: EnsembleWay) -> None:
+    def _open(self, way: EnsembleWay, context: Any) -> None:
         """Begin to put a group together."""
+        binding = self._state.binding
+        takes_turns = binding is not None and binding.takes_turns
+        way.caller = self._consumer.caller(context) if takes_turns else None
         if self._state.bindings != way.bindings:
-            way.bindings, binding = self._state.bindings, self._state.binding
+            way.bindings = self._state.bindings
             way.most_requests, way.most_rows = 1, 0
-            if binding is not None and binding.may_join and way.packed:
+            if binding is not None and binding.may_join and way.packed and not takes_turns:
                 way.most_rows = max(1, min(binding.most_rows, _MAX_GROUP_BYTES // way.row_bytes))
                 way.most_requests = self._state.graph.max_inflight or way.most_rows
         way.contents = [[] for _ in way.row_shapes]
@@ -253,9 +258,11 @@ class EnsemblePort:
         if binding.levels.sources:
             # Each response by the same way, so that they stay in order: this thread may also have some to give at once.
             of_request = values, way.outputs, way.needed, way.read
-            Waves(state, binding, pending[0], *of_request, self._consumer, held_bytes).begin()
+            waves = Waves(state, binding, pending[0], *of_request, self._consumer, held_bytes)
+            waves.caller = way.caller
+            waves.begin()
             return
-        Group(
+        group = Group(
             state,
             binding,
             pending,
@@ -268,7 +275,9 @@ class EnsemblePort:
             self._consumer,
             self._deliver,
             held_bytes,
-        ).advance()
+        )
+        group.caller = way.caller
+        group.advance()
 
     def _deliver(self, result: BatchResult) -> None:
         """Hand a group's result to the consumer, from any thread."""

@@ -67,6 +67,11 @@ class EnsembleServable:
         binding = self.state.binding
         return binding is not None and binding.asks
 
+    def takes_turns(self) -> bool:
+        """Whether requests of a member take turns by their callers."""
+        binding = self.state.binding
+        return binding is not None and binding.takes_turns
+
     def port(self, consumer: Consumer) -> EnsemblePort:
         """See ``Servable``."""
         self.counters.workers.append(consumer.counters)

@@ -106,6 +106,7 @@ class Wave(Group):
 
     def begin(self, step: BoundStep | None) -> None:
         """Take what the response has brought, and begin the steps; ``step`` is what it is of."""
+        self.caller = self._waves.caller
         if step is not None and self._source is not None:
             try:
                 values = outputs_of_step(step, step.asked(self._read), self._source)
@@ -172,7 +173,7 @@ class Wave(Group):
         rows = rows if rows >= 0 else self._rows
         waves = self._waves
         wanted = step.asked(self._read).wanted
-        call = _SourceCall(rows, on_done, wanted, waves.wanted, about=self._about, waves=waves)
+        call = _SourceCall(rows, on_done, wanted, waves.wanted, about=self._about, caller=self.caller, waves=waves)
         step.calls.submit(call, shapes, contents)
 
     def forget(self) -> None:
@@ -238,6 +239,7 @@ class Waves:
         context: of the request.
         sources: numbers of the decoupled steps that are needed, the lowest level first.
         steps: bits of the other steps that are needed, by level.
+        caller: see ``Group``.
     """
 
     def __init__(
@@ -258,6 +260,7 @@ class Waves:
         self.outputs = outputs
         self.consumer = consumer
         self.context, _, self._rows, _ = request
+        self.caller: object = None
         self.sources = [number for number in binding.levels.sources if needed >> number & 1]
         self.steps = [bits & needed for bits in binding.levels.steps]
         self._begun_ns = self._last_ns = time.monotonic_ns()

@@ -315,6 +315,7 @@ class CallForm:
         about: RequestAbout | None = None,
         *,
         waits: Waits | None = None,
+        caller: object = None,
         is_many: bool = False,
     ) -> Pending:
         """Put rows into the model's batches. What is wrong with the call is its outcome, and nothing raises.
@@ -327,6 +328,7 @@ class CallForm:
             waits: whether anybody waits for what the model does that calls; None for a model of which nobody knows
                 that. Where nobody does, what has not begun is not begun, but for steps of a sequence, which would be
                 left without them.
+            caller: see ``Consumer``: the instance that calls, for a batch may have requests of several.
             is_many: whether it takes any number of responses, as decoupled models have them: a ``ManyPending``.
         """
         pending = ManyPending(self, on_done, number) if is_many else Pending(self, on_done, number)
@@ -347,6 +349,7 @@ class CallForm:
             call = ModelCall(known.fitting.rows, pending.take, known.wanted)
             if waits is not None and (about is None or "sequence_id" not in about.parameters):
                 call.is_wanted = lambda by_ns: waits()
+        call.caller = caller
         if about is not None:
             call.about = lambda: about
         try:

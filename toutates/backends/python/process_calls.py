@@ -191,7 +191,9 @@ class ProcessCalls:
         note = self._note_part if form.is_many else self._note
         read = _read_counter(block, form.used) if form.is_many else None
         waits = None if form.is_beside else self.waits
-        pending = form.calls.begin(self._get_table, contents, note, number, about, waits=waits, is_many=form.is_many)
+        pending = form.calls.begin(
+            self._get_table, contents, note, number, about, waits=waits, caller=self, is_many=form.is_many
+        )
         if read is not None and isinstance(pending, ManyPending):
             pending.read_bytes = lambda: int(read[0])
         self._large.pop(block_number, None)

@@ -130,7 +130,7 @@ class ThreadCaller(Caller):
         said = request.said()
         about = RequestAbout(said.get("id", ""), None, said.get("parameters", {})) if said else None
         waits = getattr(_whose, "waits", None)
-        return form.begin(self._get_table, contents, on_done, 0, about, waits=waits, is_many=is_many)
+        return form.begin(self._get_table, contents, on_done, 0, about, waits=waits, caller=self, is_many=is_many)
 
     def result(self, call: tuple[Pending, threading.Lock]) -> InferenceResponse:
         """See ``Caller``."""

@@ -182,6 +182,7 @@ class TextKind:
             labels=labels,
             advice=advice,
             takes_parameters=lambda: True,
+            takes_turns=lambda: True,
         )
 
     def inspect(self, model: str, configuration: VersionConfiguration, *, try_warmup: bool = False) -> InspectedVersion:
