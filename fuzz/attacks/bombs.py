@@ -28,6 +28,7 @@ __all__ = [
 ]
 
 _BLOCK: Final = request_block()
+_GZIP: Final = request_block("/inference.GRPCInferenceService/ModelInfer", ("grpc-encoding", "gzip"))
 
 
 class _Requests(Attack):
@@ -82,7 +83,7 @@ class GzipBomb(Bomb):
     summary = "messages that decompress (gzip) to a thousand times their size, 100 MB"
     limit = "`--limit decompressed_size` (64 MiB): RESOURCE_EXHAUSTED"
     stops = ("grpc-status 8",)
-    block = request_block("/inference.GRPCInferenceService/ModelInfer", ("grpc-encoding", "gzip"))
+    block = _GZIP
 
     @cached_property
     def body(self) -> bytes:
@@ -96,7 +97,7 @@ class GzipFlood(Bomb):
     summary = "messages that decompress (gzip) to 93 times their size, 60 MB"
     limit = "what a message becomes is charged to the worker's time; large ones are decompressed in a thread beside it"
     stops = ("grpc-status 3", "grpc-status 8", "grpc-status 13")
-    block = request_block("/inference.GRPCInferenceService/ModelInfer", ("grpc-encoding", "gzip"))
+    block = _GZIP
 
     @cached_property
     def body(self) -> bytes:
@@ -111,7 +112,7 @@ class RefusedIds(Bomb):
     summary = "requests with an `id` of 60 MB, in 60 KB of gzip"
     limit = "65,536 bytes of an id; nothing of a request is kept with its refusal"
     stops = ("grpc-status 3",)
-    block = request_block("/inference.GRPCInferenceService/ModelInfer", ("grpc-encoding", "gzip"))
+    block = _GZIP
 
     @cached_property
     def body(self) -> bytes:

@@ -87,6 +87,10 @@ class FarExponents(Flood):
         self.flood = post(infer_json([1, 9_000], "[" + ",".join(["5e-324"] * 9_000) + "]"))
 
 
+def _embeddings(body: bytes) -> bytes:
+    return b"POST /v1/embeddings HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+
+
 class TextBodies(Flood):
     """Bodies of the APIs for text that are dear for their size."""
 
@@ -99,8 +103,7 @@ class TextBodies(Flood):
     def prepare(self) -> None:
         empty = b'{"model":"m","input":["' + b'","' * 4_000_000 + b'"]}'
         escapes = b'{"model":"m","input":"' + b"\\n" * 6_000_000 + b'"}'
-        head = b"POST /v1/embeddings HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n"
-        self.flood = b"".join(head % len(body) + body for body in (empty, escapes))
+        self.flood = _embeddings(empty) + _embeddings(escapes)
 
 
 class TextFlood(Flood):
@@ -114,7 +117,7 @@ class TextFlood(Flood):
 
     def prepare(self) -> None:
         body = json.dumps({"model": "texts", "input": ["one two three four five six " * 250] * 2_000}).encode()
-        self.flood = b"POST /v1/embeddings HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+        self.flood = _embeddings(body)
 
 
 class GzipLayers(Flood):

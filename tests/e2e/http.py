@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
 import h11
 
-__all__ = ["Answer", "Peer", "get", "peer_of", "post"]
+__all__ = ["Answer", "Peer", "get", "peer_of", "post", "read_answer"]
 
 _SECONDS: Final = 120.0
 
@@ -42,6 +42,31 @@ def post(path: str, body: bytes | str, *fields: str) -> bytes:
     return "\r\n".join(lines).encode() + octets
 
 
+def read_answer(connection: h11.Connection, receive: Callable[[], bytes]) -> Answer:
+    """The next answer.
+
+    Args:
+        connection: of a client, whose turn it is.
+        receive: the next bytes.
+    """
+    # What was really sent h11 need not know; answers have no bodies only where it is a HEAD.
+    connection.send(h11.Request(method="GET", target="/", headers=[("host", "here")]))
+    connection.send(h11.EndOfMessage())
+    head: Any = None
+    body = b""
+    while True:
+        event = connection.next_event()
+        if event is h11.NEED_DATA:
+            connection.receive_data(receive())
+        elif isinstance(event, h11.Response):
+            head = event
+        elif isinstance(event, h11.Data):
+            body += event.data
+        elif isinstance(event, h11.EndOfMessage):
+            fields = {name.decode(): value.decode() for name, value in head.headers}
+            return Answer(head.status_code, fields, body)
+
+
 class Peer:
     """A connection of a client."""
 
@@ -56,25 +81,9 @@ class Peer:
 
     def read(self) -> Answer:
         """The next answer."""
-        connection = self._h11
-        if connection.our_state is h11.DONE:
-            connection.start_next_cycle()
-        # What was really sent h11 need not know; answers have no bodies only where it is a HEAD.
-        connection.send(h11.Request(method="GET", target="/", headers=[("host", "here")]))
-        connection.send(h11.EndOfMessage())
-        head: Any = None
-        body = b""
-        while True:
-            event = connection.next_event()
-            if event is h11.NEED_DATA:
-                connection.receive_data(self.sock.recv(65_536))
-            elif isinstance(event, h11.Response):
-                head = event
-            elif isinstance(event, h11.Data):
-                body += event.data
-            elif isinstance(event, h11.EndOfMessage):
-                fields = {name.decode(): value.decode() for name, value in head.headers}
-                return Answer(head.status_code, fields, body)
+        if self._h11.our_state is h11.DONE:
+            self._h11.start_next_cycle()
+        return read_answer(self._h11, lambda: self.sock.recv(65_536))
 
     def ended(self) -> bool:
         """Wait for the server to end the connection; returns whether it had nothing more to say."""

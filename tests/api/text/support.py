@@ -15,7 +15,7 @@ import h11
 import numpy as np
 
 from tests.api.support import plane_of
-from tests.e2e.http import Answer
+from tests.e2e.http import Answer, read_answer
 from tests.waiting import wait_until
 from toutates.access.gate import Gate
 from toutates.access.key_file import read_key_file
@@ -305,25 +305,9 @@ class Front:
 
     def read(self) -> Answer:
         """The next answer."""
-        parser = h11.Connection(h11.CLIENT)
-        parser.send(h11.Request(method="GET", target="/", headers=[("host", "here")]))
-        parser.send(h11.EndOfMessage())
-        head: Any = None
-        body = b""
-        while True:
-            event = parser.next_event()
-            if event is h11.NEED_DATA:
-                self._run_until_output()
-                parser.receive_data(b"".join(self.connection.take_output()))
-            elif isinstance(event, h11.Response):
-                head = event
-            elif isinstance(event, h11.Data):
-                body += event.data
-            elif isinstance(event, h11.EndOfMessage):
-                fields = {name.decode(): value.decode() for name, value in head.headers}
-                return Answer(head.status_code, fields, body)
+        return read_answer(h11.Connection(h11.CLIENT), self._next_output)
 
-    def _run_until_output(self) -> None:
+    def _next_output(self) -> bytes:
         soon = self.worker.soon
 
         def step() -> bool:
@@ -333,6 +317,7 @@ class Front:
 
         wait_until(step)
         assert not self.worker.bugs, self.worker.bugs
+        return b"".join(self.connection.take_output())
 
 
 def request(path: str, document: Any = None, *, method: str = "", **fields: str) -> bytes:
