@@ -53,6 +53,7 @@ def toutates(mlps: list[models.Model], tmp_path_factory: pytest.TempPathFactory)
         yield server
 
 
+@pytest.mark.quick
 def test_right_answers_are_accepted_and_tell_their_length(toutates: Server, mlps: list[models.Model]) -> None:
     question = Question(mlps[0])
     assert question.check(toutates.address) == len(question.plain_answer())
@@ -220,12 +221,14 @@ def test_a_peak_counts_from_where_it_was_reset() -> None:
         child.communicate(b"\n")
 
 
+@pytest.mark.quick
 def test_a_missing_program_is_unavailable_with_its_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Unavailable, match="apt-get install nghttp2-client"):
         debian_program("h2load", "nghttp2-client")
 
 
+@pytest.mark.quick
 def test_a_missing_library_is_told_with_its_package() -> None:
     loader = "perf_analyzer: error while loading shared libraries: {}: cannot open shared object file: No such file"
     assert missing_library(loader.format("libb64.so.0d")) == (

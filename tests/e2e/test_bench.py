@@ -101,7 +101,7 @@ def test_rest_is_measured(everything: ServerProcess, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--streaming"],
+        pytest.param(["--streaming"], marks=pytest.mark.quick),
         ["--streaming", "-m", "texts"],
         ["--shared-memory=system"],
         ["--processes=2", "--string-length=9", "-m", "texts"],
@@ -383,6 +383,7 @@ def test_a_server_of_another_protocol_is_told(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

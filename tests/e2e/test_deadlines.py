@@ -225,6 +225,7 @@ def test_a_call_whose_end_comes_with_its_request_is_not_run(models: Path, way: s
     run(models, visit)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("timeout", ["0n", "1n", "1u"])
 def test_a_deadline_that_has_passed_when_the_request_is_there(models: Path, runs: Runs, timeout: str) -> None:
     def visit(inside: Inside) -> None:

@@ -83,6 +83,7 @@ def test_it_runs_nothing_of_others(tab: Tab, server: ServerProcess) -> None:
     assert any("Content Security Policy" in complaint for complaint in tab.complaints)
 
 
+@pytest.mark.quick
 def test_its_files_are_asked_for_once(server: ServerProcess) -> None:
     with peer_of(server.rest_port) as peer:
         for path, media_type in (

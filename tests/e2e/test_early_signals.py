@@ -34,7 +34,10 @@ def hears(process: subprocess.Popen[bytes], number: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("more", [(), ("--processes=2",)], ids=["one process", "two processes"])
+@pytest.mark.parametrize(
+    "more",
+    [pytest.param((), marks=pytest.mark.quick, id="one process"), pytest.param(("--processes=2",), id="two processes")],
+)
 def test_signals_before_the_server_has_said_anything_are_handled(tmp_path: Path, more: Sequence[str]) -> None:
     folder = tmp_path / "models" / "m" / "1"
     folder.mkdir(parents=True)

@@ -100,6 +100,7 @@ def test_a_load_that_never_ends_does_not_outlive_the_grace_of_a_start(tmp_path: 
     assert "the server ends, and it has not answered" in log
 
 
+@pytest.mark.quick
 def test_a_second_signal_ends_a_load_at_once(tmp_path: Path) -> None:
     add_endless(tmp_path / "models")
     with starting(tmp_path / "models", tmp_path, ("--shutdown-grace", "3600")) as process:

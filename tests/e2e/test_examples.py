@@ -57,6 +57,7 @@ def test_an_example_client_gets_right_answers_from_the_example_models(name: str,
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.quick
 def test_an_example_client_fails_where_there_is_no_server() -> None:
     assert run(EXAMPLES / "clients" / "health_check.py", "--url", "127.0.0.1:1").returncode == 1
 

@@ -196,6 +196,7 @@ def test_levels_change_by_request_while_the_server_runs(repository: Path, tmp_pa
         assert "SIGTERM" not in process.log, "which is of level info"
 
 
+@pytest.mark.quick
 def test_a_signal_has_everything_logged_until_the_next(repository: Path, tmp_path: Path) -> None:
     with running(repository, tmp_path, ["--load-models", "slow", "--log-level", "info,h2grpc=error"]) as process:
         break_connection(process.port)
@@ -226,6 +227,7 @@ def test_a_flood_of_broken_connections_leaves_few_lines(repository: Path, tmp_pa
         assert counted == 2_000
 
 
+@pytest.mark.quick
 def test_all_requests_are_in_the_access_log_where_that_is_asked_for(repository: Path, tmp_path: Path) -> None:
     flags = ["--load-models", "slow", "--log-format", "json", "--access-log-rate", "1"]
     with running(repository, tmp_path, flags) as process:
@@ -300,6 +302,7 @@ def _accepts(port: int) -> bool:
     return True
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

@@ -85,6 +85,7 @@ def test_so_is_what_lies_in_the_place_of_a_file_of_a_text_model(tmp_path: Path, 
     assert name in entry["reason"]
 
 
+@pytest.mark.quick
 def test_names_like_those_of_configurations_are_named(tmp_path: Path) -> None:
     models.add_model(tmp_path, "m", models.negating_model(1))
     alike = ["config.pbtxt.txt", "Config.pbtxt", "config.prototxt", "1/config.yaml.txt", "1/Config.yaml"]
@@ -193,6 +194,7 @@ def test_the_configuration_of_a_load_is_an_object(tmp_path: Path, text: str) -> 
     assert "load parameter 'config' is not a ModelConfig in JSON" in answer.document["error"]
 
 
+@pytest.mark.quick
 def test_an_instance_group_may_be_one_object(tmp_path: Path) -> None:
     with loads(tmp_path) as load:
         assert load(json.dumps({"instance_group": {"count": 2, "kind": "KIND_CPU"}})).status == 200

@@ -33,6 +33,7 @@ _LIMITED: Final = (
 )
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("first", "other", "hosts"),
     [

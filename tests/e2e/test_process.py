@@ -66,6 +66,7 @@ def test_a_signal_while_models_load_ends_the_server(repository: Path, tmp_path: 
 # --- mistakes
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -124,6 +125,7 @@ def test_a_bad_config_is_named_with_its_file_key_and_value(broken_repository: Pa
         assert process.stop() == 0
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["probe", "--help"]])
 def test_help_and_version_are_printed(arguments: list[str]) -> None:
     ended = run(*arguments)
@@ -140,6 +142,7 @@ def probe(process: ServerProcess | str, *arguments: str) -> subprocess.Completed
     return run("probe", address, "--timeout", "60", *arguments)
 
 
+@pytest.mark.quick
 def test_probe_of_a_server_that_serves_is_0(server: ServerProcess) -> None:
     ended = probe(server)
     assert (ended.returncode, ended.stdout) == (0, f"{server.address}: SERVING\n")

@@ -195,6 +195,7 @@ def test_what_a_model_prints_is_bounded(client: Any, server: ServerProcess, numb
     assert len(server.log) - before < 200_000
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", LOADS)
 def test_a_model_that_cannot_be_loaded_says_why(client: Any, name: str, root: Path) -> None:
     with pytest.raises(utils.InferenceServerException) as caught:

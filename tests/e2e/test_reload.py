@@ -157,6 +157,7 @@ def memory_of(process: ServerProcess) -> int:
     return int(text.split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.mark.quick
 def test_an_unload_under_load_answers_what_is_queued_and_refuses_the_rest(tmp_path: Path) -> None:
     root = tmp_path / "models"
     put(root, 3)

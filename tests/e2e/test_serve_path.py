@@ -54,6 +54,7 @@ def outputs(server: ServerProcess) -> tuple[str, str]:
     return done.stdout, asked.stdout
 
 
+@pytest.mark.quick
 def test_a_file_is_served_with_lines_to_copy_and_reloaded_when_it_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "add.onnx"
     onnx.save(adder(3), path)
@@ -93,6 +94,7 @@ def test_the_lines_are_right_for_strings_pictures_and_several_inputs(tmp_path: P
         assert '"shape":[1,3,224,224]' in curl.replace(" ", "")
 
 
+@pytest.mark.quick
 def test_a_file_that_is_no_graph_ends_the_start(tmp_path: Path) -> None:
     (tmp_path / "net.onnx").write_bytes(b"no graph")
     done = run("serve", str(tmp_path / "net.onnx"), *NOWHERE)

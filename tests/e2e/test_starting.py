@@ -37,7 +37,10 @@ def assert_starting(peer: Peer, request: bytes) -> bytes:
     return answer.body
 
 
-@pytest.mark.parametrize("more", [(), ("--processes=2",)], ids=["one process", "two processes"])
+@pytest.mark.parametrize(
+    "more",
+    [pytest.param((), marks=pytest.mark.quick, id="one process"), pytest.param(("--processes=2",), id="two processes")],
+)
 def test_rest_is_answered_with_503_until_the_server_serves_and_connections_go_on(
     tmp_path: Path, more: Sequence[str]
 ) -> None:
@@ -181,6 +184,7 @@ def is_over(peer: Peer) -> bool:
     return True
 
 
+@pytest.mark.quick
 def test_a_start_that_fails_ends_with_2_whoever_is_connected(tmp_path: Path) -> None:
     with starting(tmp_path, "--load-models=nothing") as server, peer_of(server.rest) as peer:
         assert_starting(peer, get("/v2/health/live"))

@@ -78,6 +78,7 @@ def error(answer: requests.Response) -> tuple[int, str, str]:
 # --- predictions -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_ping(server: ServerProcess) -> None:
     answer = requests.get(predictions(server, "/ping"), timeout=120)
     assert (answer.status_code, answer.text) == (200, '{\n  "status": "Healthy"\n}\n')
@@ -87,6 +88,7 @@ def test_ping(server: ServerProcess) -> None:
     assert len(answer.headers["x-request-id"]) == 36
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     "path", ["/predictions/echo", "/predictions/echo/1", "/predictions/echo/1.0", "/predictions/bare"]
 )
@@ -115,6 +117,7 @@ def test_a_compressed_body_is_decompressed(server: ServerProcess) -> None:
     assert answer.content == b"abc"
 
 
+@pytest.mark.quick
 def test_refusals_have_the_words_of_torchserve(server: ServerProcess) -> None:
     def ask(path: str) -> tuple[int, str, str]:
         return error(requests.post(predictions(server, path), b"x", timeout=120))
@@ -202,6 +205,7 @@ def status(answer: requests.Response) -> tuple[int, str]:
     return answer.status_code, answer.json()["status"]
 
 
+@pytest.mark.quick
 def test_the_life_of_a_registered_model(server: ServerProcess, repository: Path) -> None:
     answer = ask(server, "POST", "/models", params={"url": "lengths-1.0.mar", "batch_size": 4})
     assert status(answer) == (
@@ -326,6 +330,7 @@ def test_what_cannot_be_is_refused(
     assert sorted(one.name for one in repository.iterdir()) == ["bare", "echo", "numbers"]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("field", [{"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}])
 def test_web_pages_are_refused(server: ServerProcess, field: dict[str, str]) -> None:
     refused = ask(server, "POST", "/models?url=lengths-1.0.mar", headers=field)

@@ -102,6 +102,7 @@ def manage(server: ServerProcess, method: str, path: str) -> requests.Response:
     return requests.request(method, f"http://127.0.0.1:{server.management_port}{path}", timeout=120)
 
 
+@pytest.mark.quick
 def test_a_handler_answers_bodies_forms_and_json(server: ServerProcess) -> None:
     assert post(server, "lengths", b"1234").json() == {"length": 40, "type": "bytearray"}
     form = post(server, "lengths", files={"data": ("a.bin", bytes(7), "application/octet-stream")})

@@ -90,7 +90,7 @@ HARM = (_cut, _write_over, _replace, _forbid, _remove)
 
 
 @pytest.mark.parametrize("config", ["", EACH_SESSION], ids=["one session", "three sessions"])
-@pytest.mark.parametrize("where", ["copies", "memory"])
+@pytest.mark.parametrize("where", [pytest.param("copies", marks=pytest.mark.quick), "memory"])
 def test_what_happens_to_the_files_of_a_served_version_changes_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, config: str
 ) -> None:
@@ -174,6 +174,7 @@ def test_a_load_brings_what_has_been_written(tmp_path: Path) -> None:
         assert answers(server) == {3.0}
 
 
+@pytest.mark.quick
 def test_a_text_model_keeps_the_weights_that_it_was_loaded_with(tmp_path: Path) -> None:
     """Those beside its graph, and those of a module, which are in a safetensors file."""
     folder = make_folder(

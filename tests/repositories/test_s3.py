@@ -65,6 +65,7 @@ def test_scan_sees_what_a_directory_of_the_same_files_would_show(service: S3Serv
         assert remote.scan(["m"]) == [folder for folder in found if folder.name == "m"]
 
 
+@pytest.mark.quick
 def test_fetch_makes_every_file_local_beside_the_others(service: S3Service, tmp_path: Path) -> None:
     files = {**MODEL, "m/1/model.onnx": b"graph", "m/1/weights/a.data": os.urandom(100_000), "m/1/empty": b""}
     bucket = service.bucket(under("models/", {**files, "m/backup/model.onnx": b"no version"}))

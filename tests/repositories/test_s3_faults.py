@@ -336,7 +336,7 @@ def test_a_model_that_is_removed_meanwhile_is_said_to_be(
 # --- the cache -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("damage", ["content", "size", "record", "no record"])
+@pytest.mark.parametrize("damage", [pytest.param("content", marks=pytest.mark.quick), "size", "record", "no record"])
 def test_a_damaged_file_is_downloaded_again(proxy: Proxy, bucket: str, tmp_path: Path, damage: str) -> None:
     with repository(proxy, bucket, tmp_path) as remote:
         fetched_files(remote)
