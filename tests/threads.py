@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from toutates.system.topology import parse_cpu_list
+__all__ = ["cpus_of", "cpus_of_threads", "threads_by_id"]
 
-__all__ = ["cpus_of_threads", "threads_by_id"]
+
+def cpus_of(text: str) -> set[int]:
+    """The CPUs of a list of the kernel's, such as ``0-3,8``."""
+    ends = [part.split("-") for part in text.split(",")]
+    return {cpu for first, *last in ends for cpu in range(int(first), int(last[0] if last else first) + 1)}
 
 
 def cpus_of_threads(pid: int | None = None) -> list[tuple[str, set[int]]]:
@@ -24,5 +28,5 @@ def threads_by_id(pid: int | None = None) -> dict[int, tuple[str, set[int]]]:
         except (FileNotFoundError, ProcessLookupError):
             continue  # it has ended meanwhile
         fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
-        found[int(task.name)] = fields["Name"], parse_cpu_list(fields["Cpus_allowed_list"])
+        found[int(task.name)] = fields["Name"], cpus_of(fields["Cpus_allowed_list"])
     return found

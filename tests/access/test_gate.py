@@ -11,18 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.access.support import (
-    ISSUER,
-    NOW_S,
-    Clock,
-    bearer,
-    digest,
-    open_gate,
-    private_key,
-    public_jwk,
-    token,
-    write_keys,
-)
+from tests.access.support import Clock, open_gate
+from tests.access.tokens import ISSUER, NOW_S, bearer, digest, private_key, public_jwk, token, write_keys
 from tests.optional import skip_without
 from toutates.access import gate as module
 from toutates.access import tokens

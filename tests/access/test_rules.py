@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.access.support import digest, private_key, public_jwk, write_keys
+from tests.access.tokens import digest, private_key, public_jwk, write_keys
 from tests.optional import skip_without
 from toutates.access.quotas import Quotas
 from toutates.access.rules import AccessRules, read_rules

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import trio
 
-from tests.engine.support import DOUBLE
+from tests.graphs import DOUBLE
 from toutates.api.dataplane.plane import DataPlane, ServerIdentity
 from toutates.api.dataplane.readiness import Readiness
 from toutates.backends.onnx.loader import OnnxKind

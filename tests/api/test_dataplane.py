@@ -15,7 +15,7 @@ import trio
 from google.protobuf.message import Message
 
 from tests.api.support import plane_of, put, serving
-from tests.engine.support import DOUBLE, model, tensor
+from tests.graphs import DOUBLE, model, tensor
 from toutates.api.dataplane.plane import EXTENSIONS, DataPlane
 from toutates.api.dataplane.readiness import Readiness
 from toutates.api.dataplane.traffic import traffic_document

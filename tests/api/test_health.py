@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from tests.api.support import plane_of
-from tests.h2grpc.support import (
+from tests.h2grpc.frames import (
     DATA,
     END_STREAM,
     HEADERS,

@@ -10,7 +10,7 @@ import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 
-from tests.h2grpc.support import (
+from tests.h2grpc.frames import (
     DATA,
     END_STREAM,
     HEADERS,

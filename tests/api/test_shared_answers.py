@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.h2grpc.support import Server, block, data, headers, message, request
+from tests.h2grpc.frames import block, data, headers, message, request
+from tests.h2grpc.support import Server
 from toutates.api.grpc import shared_answers as module
 from toutates.api.grpc.shared_answers import shared_answers
 from toutates.h2grpc import Call, Limits

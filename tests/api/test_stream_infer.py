@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.h2grpc.support import (
+from tests.h2grpc.frames import (
     DATA,
     END_HEADERS,
     END_STREAM,

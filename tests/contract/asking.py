@@ -16,7 +16,7 @@ import numpy as np
 from tests.e2e.models import CONFIG, add_model, negating_model, versioned_model
 from tests.e2e.process import ServerProcess, running
 from tests.e2e.wire import Client, framed
-from tests.engine.support import model, tensor
+from tests.graphs import model, tensor
 from tests.text_models import encoder_graph, make_folder
 from toutates.h2grpc import Status
 from toutates.protocol import grpc_service_pb2 as pb

@@ -16,11 +16,10 @@ from typing import Final
 from tests.contract.asking import SERVICE, plain
 from tests.e2e.forking import Forked, fork
 from tests.e2e.models import add_model, negating_model
-from tests.e2e.process import PYTHON, ServerProcess, environment, running
+from tests.e2e.process import PYTHON, VARIABLE, ServerProcess, environment, running
 from tests.e2e.wire import client_of
 from tests.waiting import PATIENCE_S, wait_until
 from toutates.command.main import main
-from toutates.system.poison import VARIABLE
 
 __all__ = ["exit_lines", "main_lines", "signal_lines"]
 

@@ -10,10 +10,9 @@ import pytest
 from tests.e2e.free_threading import assert_ran_without_gil
 from tests.e2e.held import Runs, running_held, waiting_run
 from tests.e2e.models import build_broken_repository, build_repository
-from tests.e2e.process import ServerProcess, running
+from tests.e2e.process import VARIABLE, ServerProcess, running
 from tests.repositories.services import moto_service, proxy, s3_credentials, s3rver_service
 from toutates.backends.onnx.session import ModelSession
-from toutates.system.poison import VARIABLE
 
 __all__ = ["moto_service", "proxy", "s3_credentials", "s3rver_service"]
 

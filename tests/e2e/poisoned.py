@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from toutates.system.poison import VARIABLE
+from tests.e2e.process import VARIABLE
 
 __all__ = ["PATTERNS", "VARIABLE", "follows"]
 

@@ -16,9 +16,12 @@ from typing import Final
 
 from tests.e2e.forking import Forked, fork
 from tests.waiting import wait_until
-from toutates.system.poison import FOUND, VARIABLE
 
 __all__ = ["FRESH", "PYTHON", "ServerProcess", "command", "environment", "is_alive", "run", "running", "wait_serving"]
+
+#: Has a server search its answers for memory that nobody wrote, and what its log says of what it found.
+VARIABLE: Final = "TOUTATES_TEST_POISON"
+FOUND: Final = "memory that nobody wrote"
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 #: The interpreter that serves, which need not be the one that tests: free-threaded Python has no grpcio.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.e2e.forking import Forked, fork
 from tests.e2e.process import PYTHON, ServerProcess, environment, wait_serving
-from tests.engine.support import DOUBLE
+from tests.graphs import DOUBLE
 from tests.ports import free_port
 from tests.waiting import wait_until
 

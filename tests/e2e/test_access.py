@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import requests
 
-from tests.access.support import bearer, digest, public_jwk, token, write_keys
+from tests.access.tokens import bearer, digest, public_jwk, token, write_keys
 from tests.e2e.control import EXPLICIT
 from tests.e2e.http import get, peer_of, post
 from tests.e2e.models import add_model, versioned_model

@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 
 from tests.e2e.process import PYTHON, environment, wait_serving
-from tests.engine.support import DOUBLE
+from tests.graphs import DOUBLE
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.long

@@ -16,8 +16,8 @@ from onnx import helper
 from tests.e2e.control import EXPLICIT, client_of, fails, index
 from tests.e2e.process import ServerProcess, running
 from tests.e2e.support import triton
-from tests.engine.support import model, tensor
 from tests.ensembles import MODELS, add_ensemble, add_graph, pbtxt, step
+from tests.graphs import model, tensor
 from tests.waiting import wait_until
 
 IN: Final = ["IN FP32 [4]"]

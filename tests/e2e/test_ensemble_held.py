@@ -17,8 +17,8 @@ from tests.e2e.held import Runs, running_held
 from tests.e2e.process import ServerProcess
 from tests.e2e.support import triton
 from tests.e2e.test_ensemble_control import scaled
-from tests.engine.support import model, tensor
 from tests.ensembles import add_graph
+from tests.graphs import model, tensor
 from tests.waiting import DEADLINES_S, wait_until
 
 #: Four rows at once.

@@ -14,8 +14,8 @@ from onnx import TensorProto, helper
 
 from tests.e2e.process import ServerProcess, running
 from tests.e2e.python_models import add_model
-from tests.engine.support import model, tensor
 from tests.ensembles import add_ensemble, add_graph, pbtxt, step
+from tests.graphs import model, tensor
 from tests.waiting import wait_until
 
 triton = pytest.importorskip("tritonclient.grpc", reason="has no wheel for free-threaded Python")

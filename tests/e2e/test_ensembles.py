@@ -18,8 +18,8 @@ from onnx import TensorProto
 from tests.e2e.control import client_of, fails
 from tests.e2e.process import ServerProcess, running
 from tests.e2e.support import Tensor, channel_to, infer, request, triton
-from tests.engine.support import double, unary
 from tests.ensembles import MODELS, add_ensemble, add_graph, pbtxt, step
+from tests.graphs import double, unary
 from tests.infer.tracing.collector import Collector, attributes_of, children_of, collecting
 from tests.waiting import wait_until
 

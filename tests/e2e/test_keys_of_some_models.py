@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from tests.access.support import bearer, digest
+from tests.access.tokens import bearer, digest
 from tests.e2e.http import get, peer_of, post
 from tests.e2e.models import add_model, versioned_model
 from tests.e2e.process import ServerProcess, run, running

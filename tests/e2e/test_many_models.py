@@ -12,7 +12,7 @@ import requests
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.access.support import bearer, digest
+from tests.access.tokens import bearer, digest
 from tests.e2e.control import answer, client_of
 from tests.e2e.models import add_model, versioned_model
 from tests.e2e.process import running

@@ -14,9 +14,8 @@ import pytest
 
 from tests.e2e.process import ServerProcess, running
 from tests.e2e.support import Tensor, channel_to, infer, outputs_of, refused, request, statistics_of, triton
-from tests.engine.test_padded import TEXTS
-from tests.engine.test_ragged import SEGMENTS
 from tests.ensembles import add_ensemble, add_graph, pbtxt
+from tests.graphs import SEGMENTS, TEXTS
 from tests.waiting import wait_until
 
 http = pytest.importorskip("tritonclient.http")

@@ -18,8 +18,8 @@ from tests.e2e.poisoned import PATTERNS, VARIABLE, follows
 from tests.e2e.process import running
 from tests.e2e.regions import own_key
 from tests.e2e.streams import answers_of, triton_stream
-from tests.engine.support import model as graph
-from tests.engine.support import tensor
+from tests.graphs import model as graph
+from tests.graphs import tensor
 from toutates.engine.batched import BatchedServable
 from toutates.engine.lane import Batch, PackedLane
 from toutates.engine.result import Outputs

@@ -23,10 +23,8 @@ from tests.e2e.sequence_models import write_accumulator
 from tests.e2e.test_padding import CONFIG, SEGMENTS_PBTXT
 from tests.e2e.test_poison import NEG_AND_INPUT
 from tests.e2e.test_python_model_calls import CALL
-from tests.engine.support import DOUBLE
-from tests.engine.test_padded import TEXTS
-from tests.engine.test_ragged import SEGMENTS
 from tests.ensembles import add_graph
+from tests.graphs import DOUBLE, SEGMENTS, TEXTS
 from tests.text_models import encoder_graph, make_folder, save_weights, table
 from toutates.backends.onnx.session import ModelSession
 from toutates.backends.text.encoder import Graph, Table

@@ -18,7 +18,7 @@ from tests.e2e.control import EXPLICIT, POLL, answer, fails, index
 from tests.e2e.models import add_model, versioned_model
 from tests.e2e.process import ServerProcess, is_alive, run, running
 from tests.e2e.support import triton
-from tests.repositories.support import Proxy, S3Service
+from tests.repositories.s3_services import Proxy, S3Service
 from tests.waiting import wait_until
 from toutates.models.table import UNLOADED
 

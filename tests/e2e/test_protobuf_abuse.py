@@ -10,9 +10,9 @@ import pytest
 
 from tests.e2e.process import ServerProcess
 from tests.e2e.wire import Client, client_of
-from tests.infer.support import field_of as field
-from tests.infer.support import varint
-from tests.infer.test_structure import MANY
+from tests.infer_messages import MANY
+from tests.protobuf_fields import field_of as field
+from tests.protobuf_fields import varint
 from toutates.infer.structure import MAX_FIELDS
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.e2e import python_models
 from tests.e2e.process import ServerProcess, running
-from tests.engine.support import DOUBLE, unary
+from tests.graphs import DOUBLE, unary
 from tests.waiting import wait_until
 
 triton = pytest.importorskip("tritonclient.grpc", reason="has no wheel for free-threaded Python")

@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.process import ServerProcess, running
 from tests.e2e.python_models import add_model
-from tests.engine.support import DOUBLE
+from tests.graphs import DOUBLE
 
 LOADER = """
 def initialize(self, args):

@@ -21,8 +21,8 @@ from tests.e2e.held import Runs, running_held
 from tests.e2e.process import ServerProcess
 from tests.e2e.python_models import HEAD, add_model
 from tests.e2e.support import triton
-from tests.engine.support import DOUBLE_LENGTHS
 from tests.ensembles import add_ensemble, add_graph, pbtxt, step
+from tests.graphs import DOUBLE_LENGTHS
 from tests.waiting import wait_until
 
 http = pytest.importorskip("tritonclient.http")

@@ -17,8 +17,8 @@ from tests.e2e.control import client_of
 from tests.e2e.process import ServerProcess, running
 from tests.e2e.python_models import add_model
 from tests.e2e.support import triton
-from tests.engine.support import DOUBLE, unary
 from tests.ensembles import add_ensemble, add_graph, pbtxt, step
+from tests.graphs import DOUBLE, unary
 from tests.waiting import wait_until
 
 http = pytest.importorskip("tritonclient.http")

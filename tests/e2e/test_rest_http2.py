@@ -25,7 +25,7 @@ from tests.certificates import Files, issue
 from tests.e2e.process import ServerProcess, running
 from tests.e2e.wire import PLAIN, Client, framed
 from tests.e2e.wire import Answer as StreamAnswer
-from tests.h2grpc.support import DATA, END_STREAM, GOAWAY, HEADERS, data, parse
+from tests.h2grpc.frames import DATA, END_STREAM, GOAWAY, HEADERS, data, parse
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest, ModelInferResponse, ServerLiveResponse
 
 LENGTH: Final = "inference-header-content-length"

@@ -16,7 +16,7 @@ from tests.e2e.free_threading import assert_ran_without_gil
 from tests.e2e.models import versioned_model
 from tests.e2e.process import ServerProcess, run, running
 from tests.e2e.support import triton
-from tests.repositories.support import Fault, Proxy, S3Service
+from tests.repositories.s3_services import Fault, Proxy, S3Service
 from tests.text_models import hidden, ids_of, make_folder
 from tests.waiting import wait_until
 

@@ -22,7 +22,7 @@ from tests.e2e.free_threading import assert_ran_without_gil
 from tests.e2e.models import versioned_model
 from tests.e2e.process import ServerProcess, command, environment, running
 from tests.e2e.test_s3_control import Bucket
-from tests.repositories.support import Fault, Proxy, S3Service, cached_files
+from tests.repositories.s3_services import Fault, Proxy, S3Service, cached_files
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("s3_credentials")]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.control import answer, fails, index
 from tests.e2e.test_s3_control import Bucket, ready, serving
-from tests.repositories.support import Proxy, S3Service
+from tests.repositories.s3_services import Proxy, S3Service
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("s3_credentials")

@@ -13,7 +13,8 @@ import pytest
 
 from tests.e2e import inside as inside_module
 from tests.e2e.inside import Inside, serve
-from tests.engine.support import DOUBLE, wait_until
+from tests.engine.support import wait_until
+from tests.graphs import DOUBLE
 from toutates.backends.onnx.loader import OnnxKind
 from toutates.engine.batched import BatchedServable
 from toutates.engine.lane import Batch

@@ -17,7 +17,7 @@ from tests.e2e.process import ServerProcess, run, running
 from tests.e2e.support import triton
 from tests.optional import skip_without
 from tests.repositories.hub import hub
-from tests.repositories.support import S3Service
+from tests.repositories.s3_services import S3Service
 from tests.triton_repository import adder, negative
 from tests.waiting import wait_until
 

@@ -13,8 +13,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.e2e.process import ServerProcess, running
-from tests.engine.support import model
 from tests.ensembles import add_ensemble, add_graph, pbtxt, step
+from tests.graphs import model
 
 triton = pytest.importorskip("tritonclient.grpc", reason="has no wheel for free-threaded Python")
 triton_http = pytest.importorskip("tritonclient.http")

@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 import pytest
 
-from tests.access.support import bearer, digest
+from tests.access.tokens import bearer, digest
 from tests.e2e.control import EXPLICIT
 from tests.e2e.http import get, peer_of, post
 from tests.e2e.models import add_model, versioned_model

@@ -21,7 +21,7 @@ from onnx import TensorProto, helper
 
 from tests.e2e.http import get, peer_of, post
 from tests.e2e.process import ROOT, ServerProcess, running
-from tests.engine.support import model, tensor
+from tests.graphs import model, tensor
 from tests.optional import skip_without
 from tests.text_models import encoder_graph, hidden, ids_of, make_folder
 from tests.waiting import wait_until

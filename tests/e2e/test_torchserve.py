@@ -16,7 +16,7 @@ import requests
 from onnx import TensorProto, helper
 
 from tests.e2e.process import ServerProcess, running
-from tests.engine.support import model, tensor
+from tests.graphs import model, tensor
 from tests.torchserve_archives import contents, mar
 from tests.waiting import wait_until
 from toutates.command.main import parse_options

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import requests
 
-from tests.access.support import bearer, digest
+from tests.access.tokens import bearer, digest
 from tests.e2e.control import EXPLICIT, answer, client_of
 from tests.e2e.models import add_model, gather_model, versioned_model
 from tests.e2e.process import ServerProcess, running

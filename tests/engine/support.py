@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 import trio
-from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from toutates.backends.onnx.session import ModelSession
 from toutates.backends.onnx.signature_reader import read_signature
@@ -55,75 +54,21 @@ from toutates.system.errors import RequestError
 from toutates.system.inline_time import INLINE_TIME, NO_BOUND_NS
 
 __all__ = [
-    "DOUBLE",
-    "DOUBLE_LENGTHS",
     "Clock",
     "Rig",
     "TestWorker",
-    "gather",
     "inline_time",
-    "model",
     "rows_of",
     "running",
     "shown_version",
     "some_batch",
-    "tensor",
-    "unary",
     "wait_until",
 ]
 
-Shape = Sequence[int | str | None]
 Array = npt.NDArray[Any]
 
 #: How long a thread may take that a test waits for; only a test that fails takes as long.
 PATIENCE_S: Final = 120.0
-
-
-# --- models ----------------------------------------------------------------------------------------------------------
-
-
-def tensor(name: str, shape: Shape | None, element: int = TensorProto.FLOAT) -> ValueInfoProto:
-    """A tensor of a graph; names and None are open dimensions."""
-    return helper.make_tensor_value_info(name, element, shape)
-
-
-def model(
-    nodes: Sequence[Any],
-    inputs: Sequence[ValueInfoProto],
-    outputs: Sequence[ValueInfoProto],
-    opset: int = 17,
-    **constants: npt.ArrayLike,
-) -> bytes:
-    """A graph as an ONNX file; ``constants`` are initializers by name."""
-    initializers = [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()]
-    graph = helper.make_graph(list(nodes), "graph", list(inputs), list(outputs), initializer=initializers)
-    made: ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
-    return made.SerializeToString()
-
-
-def unary(operator: str, shape: Shape, element: int = TensorProto.FLOAT, result: int | None = None) -> bytes:
-    """y = operator(x), of one shape."""
-    node = helper.make_node(operator, ["x"], ["y"])
-    return model([node], [tensor("x", shape, element)], [tensor("y", shape, result or element)])
-
-
-def double(shape: Shape, element: int = TensorProto.FLOAT) -> bytes:
-    """y = x + x."""
-    node = helper.make_node("Add", ["x", "x"], ["y"])
-    return model([node], [tensor("x", shape, element)], [tensor("y", shape, element)])
-
-
-#: Rows of four numbers, so that the outputs are known beforehand.
-DOUBLE: Final = double(["n", 4])
-#: Rows of any length, so that they are not.
-DOUBLE_LENGTHS: Final = double(["n", "length"])
-
-
-def gather() -> bytes:
-    """y = [10, 20, 30][x], which fails for a whole batch when one index is out of bounds."""
-    node = helper.make_node("Gather", ["table", "x"], ["y"])
-    x = tensor("x", ["n", 1], TensorProto.INT64)
-    return model([node], [x], [tensor("y", ["n", 1])], table=np.array([10, 20, 30], np.float32))
 
 
 # --- workers ---------------------------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engine.support import DOUBLE, DOUBLE_LENGTHS, Rig, wait_until
+from tests.engine.support import Rig, wait_until
+from tests.graphs import DOUBLE, DOUBLE_LENGTHS
 from tests.waiting import DEADLINES_S
 from toutates.engine.pool import ExecutorPool
 from toutates.system.errors import TooLate

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from tests.engine.support import DOUBLE, Rig, gather, wait_until
+from tests.engine.support import Rig, wait_until
+from tests.graphs import DOUBLE, gather
 from toutates.engine.counters import BatchCounters, ExecutorCounters, VersionCounters, WorkerCounters
 from toutates.engine.result import Timing
 from toutates.system.errors import ExecutionFailed, TooLate

@@ -15,7 +15,8 @@ import numpy.testing as npt
 import pytest
 from onnx import TensorProto, helper
 
-from tests.engine.support import DOUBLE, DOUBLE_LENGTHS, Rig, gather, model, tensor, unary, wait_until
+from tests.engine.support import Rig, wait_until
+from tests.graphs import DOUBLE, DOUBLE_LENGTHS, gather, model, tensor, unary
 from toutates.backends.onnx.session import ModelSession
 from toutates.engine.lane import Lane, PackedLane
 from toutates.engine.result import BatchResult

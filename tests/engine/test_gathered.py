@@ -10,7 +10,8 @@ import numpy.testing as npt
 import pytest
 from onnx import TensorProto, helper
 
-from tests.engine.support import Rig, gather, model, tensor, unary
+from tests.engine.support import Rig
+from tests.graphs import gather, model, tensor, unary
 from toutates.engine.lane import GatheredLane, PackedLane
 from toutates.protocol.strings import MANY_ELEMENTS
 from toutates.system.errors import ExecutionFailed, Overloaded

@@ -12,7 +12,8 @@ import numpy.testing as npt
 import pytest
 from onnx import TensorProto
 
-from tests.engine.support import DOUBLE, DOUBLE_LENGTHS, Rig, gather, inline_time, received, unary, wait_until
+from tests.engine.support import Rig, inline_time, received, wait_until
+from tests.graphs import DOUBLE, DOUBLE_LENGTHS, gather, unary
 from toutates.engine.executor import MAX_INLINE_BATCHES
 from toutates.engine.lane import MOVING_NS, Lane
 from toutates.engine.lengths import Buckets

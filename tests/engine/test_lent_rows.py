@@ -12,7 +12,8 @@ import numpy.testing as npt
 import pytest
 from onnx import TensorProto, helper
 
-from tests.engine.support import DOUBLE_LENGTHS, Rig, double, inline_time, model, tensor, wait_until
+from tests.engine.support import Rig, inline_time, wait_until
+from tests.graphs import DOUBLE_LENGTHS, double, model, tensor
 from toutates.engine import executor, lane_table, long_copies
 from toutates.engine.lane import LEAST_LENT_BYTES, Batch
 from toutates.engine.long_copies import STEP_BYTES

@@ -9,8 +9,9 @@ from typing import Any, Final
 import pytest
 from onnx import TensorProto, helper
 
-from tests.engine.support import PATIENCE_S, Rig, inline_time, model, tensor, unary, wait_until
+from tests.engine.support import PATIENCE_S, Rig, inline_time, wait_until
 from tests.engine.test_lent_rows import ALWAYS, Message
+from tests.graphs import model, tensor, unary
 from toutates.engine.lane import LEAST_LENT_BYTES, Batch, GatheredLane
 from toutates.engine.long_copies import STEP_BYTES
 from toutates.engine.submitter import StringPort

@@ -9,7 +9,8 @@ import numpy.testing as npt
 import pytest
 from onnx import TensorProto
 
-from tests.engine.support import DOUBLE_LENGTHS, Rig, received, unary, wait_until
+from tests.engine.support import Rig, received, wait_until
+from tests.graphs import DOUBLE_LENGTHS, unary
 from toutates.system.errors import InvalidRequest, Overloaded
 
 ALWAYS = 2**62

@@ -11,7 +11,8 @@ import numpy.testing as npt
 import pytest
 from onnx import TensorProto, helper
 
-from tests.engine.support import Rig, model, tensor, wait_until
+from tests.engine.support import Rig, wait_until
+from tests.graphs import TEXTS, model, tensor
 from toutates.engine.drain import UNKNOWN_S
 from toutates.engine.lane_table import MAX_LANES
 from toutates.engine.lengths import Buckets
@@ -21,26 +22,6 @@ from toutates.system.errors import ExecutionFailed, InvalidRequest, ModelNotRead
 
 INT64 = TensorProto.INT64
 
-#: each = table[ids] * mask, sum = the sum of each row, width = the padded length; ids above 99 fail the run.
-TEXTS = model(
-    [
-        helper.make_node("Gather", ["table", "ids"], ["values"]),
-        helper.make_node("Mul", ["values", "mask"], ["each"]),
-        helper.make_node("ReduceSum", ["each", "one"], ["sum"], keepdims=1),
-        helper.make_node("Shape", ["ids"], ["length"], start=1),
-        helper.make_node("Mul", ["sum", "zero"], ["nothing"]),
-        helper.make_node("Add", ["nothing", "length"], ["width"]),
-    ],
-    [tensor("ids", ["n", "length"], INT64), tensor("mask", ["n", "length"], INT64)],
-    [
-        tensor("each", ["n", "length"], INT64),
-        tensor("sum", ["n", 1], INT64),
-        tensor("width", ["n", 1], INT64),
-    ],
-    table=np.arange(100, dtype=np.int64) * 10,
-    one=np.array([1], np.int64),
-    zero=np.array([0], np.int64),
-)
 IDS, MASK = 0, 1
 PADDED = {IDS: PaddedInput(0, 7), MASK: PaddedInput(0)}
 

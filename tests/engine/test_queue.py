@@ -8,7 +8,8 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from tests.engine.support import DOUBLE, DOUBLE_LENGTHS, Rig, wait_until
+from tests.engine.support import Rig, wait_until
+from tests.graphs import DOUBLE, DOUBLE_LENGTHS
 from toutates.system.errors import Overloaded, QueueFull
 
 ALWAYS = 2**62

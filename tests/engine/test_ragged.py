@@ -12,7 +12,8 @@ import numpy.testing as npt
 import pytest
 from onnx import TensorProto, helper
 
-from tests.engine.support import Rig, model, tensor, wait_until
+from tests.engine.support import Rig, wait_until
+from tests.graphs import SEGMENTS, model, tensor
 from toutates.engine.ragged.ragged import BatchInput, BatchInputKind, Ragged
 from toutates.engine.ragged.waiting import RowsInOrder
 from toutates.engine.result import Outputs
@@ -24,30 +25,6 @@ from toutates.system.errors import ExecutionFailed, InvalidRequest, Overloaded, 
 
 INT32, INT64 = TensorProto.INT32, TensorProto.INT64
 
-#: sum = the sum of each request's values, by offsets, x weight; scaled = values x 2; values above 99 fail the run.
-SEGMENTS = model(
-    [
-        helper.make_node("Gather", ["table", "values"], ["own"]),
-        helper.make_node("CumSum", ["own", "axis"], ["running"]),
-        helper.make_node("Concat", ["zero", "running"], ["from_zero"], axis=0),
-        helper.make_node("Gather", ["from_zero", "offsets"], ["at"]),
-        helper.make_node("Slice", ["at", "one", "end", "zero"], ["ends"]),
-        helper.make_node("Slice", ["at", "zero", "last", "zero"], ["starts"]),
-        helper.make_node("Sub", ["ends", "starts"], ["total"]),
-        helper.make_node("Unsqueeze", ["total", "one"], ["column"]),
-        helper.make_node("Mul", ["column", "weight"], ["sum"]),
-        helper.make_node("Mul", ["values", "two"], ["scaled"]),
-    ],
-    [tensor("values", ["all"], INT64), tensor("offsets", ["edges"], INT32), tensor("weight", ["n", 1], INT64)],
-    [tensor("sum", ["n", 1], INT64), tensor("scaled", ["all"], INT64)],
-    table=np.arange(100, dtype=np.int64),
-    axis=np.array(0, np.int64),
-    zero=np.array([0], np.int64),
-    one=np.array([1], np.int64),
-    end=np.array([2**31], np.int64),
-    last=np.array([-1], np.int64),
-    two=np.array([2], np.int64),
-)
 SETTINGS = RaggedSettings(
     {"values": (-1, -1)},
     (MadeInput("offsets", "offsets", "values", "INT32"),),

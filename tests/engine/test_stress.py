@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from tests.engine.support import PATIENCE_S, Rig, TestWorker, model, tensor, wait_until
+from tests.engine.support import PATIENCE_S, Rig, TestWorker, wait_until
+from tests.graphs import model, tensor
 from toutates.system.errors import ExecutionFailed, Overloaded, TooLate
 
 REQUESTS = 1_500  # of each worker

@@ -8,7 +8,8 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from tests.engine.support import DOUBLE, Rig, wait_until
+from tests.engine.support import Rig, wait_until
+from tests.graphs import DOUBLE
 from toutates.engine.result import BatchResult
 from toutates.engine.servable import Consumer
 from toutates.engine.submitter import Submitter

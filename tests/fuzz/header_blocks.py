@@ -16,7 +16,8 @@ from hpack import Decoder, Encoder
 from hpack.exceptions import HPACKError, OversizedHeaderListError
 
 from tests.fuzz.sessions import mutate
-from tests.h2grpc.support import METHODS, STREAM, UNARY, literal, request
+from tests.h2grpc.frames import STREAM, UNARY, literal, request
+from tests.h2grpc.support import METHODS
 from toutates.h2grpc import Limits
 from toutates.h2grpc.header_field import HeaderField
 from toutates.h2grpc.headers import HeaderBlockError, HeaderReader

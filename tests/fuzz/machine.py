@@ -25,7 +25,7 @@ from tests.fuzz.vocabulary import (
     UNDECODABLE,
     USUAL,
 )
-from tests.h2grpc.support import (
+from tests.h2grpc.frames import (
     ACK,
     CONTINUATION,
     DATA,

@@ -11,7 +11,7 @@ import h2.exceptions
 import h2.settings
 from hpack import Decoder
 
-from tests.h2grpc.support import (
+from tests.h2grpc.frames import (
     ACK,
     CONTINUATION,
     DATA,

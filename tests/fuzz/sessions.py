@@ -17,13 +17,12 @@ import zlib
 from collections.abc import Iterable
 from itertools import pairwise
 
-from tests.h2grpc.support import (
+from tests.h2grpc.frames import (
     ACK,
     CONTINUATION,
     DATA,
     END_HEADERS,
     END_STREAM,
-    FLOW,
     GOAWAY,
     HEADERS,
     OPENING,
@@ -39,16 +38,14 @@ from tests.h2grpc.support import (
     STREAM,
     UNARY,
     WINDOW_UPDATE,
-    Server,
     block,
-    describe,
     frame,
     message,
     parse,
     request,
     settings,
-    small_is_large,
 )
+from tests.h2grpc.support import FLOW, Server, describe, small_is_large
 from toutates.h2grpc import (
     Allowance,
     Call,

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine
 from tests.fuzz.disagreements import DISAGREEMENTS, ORACLE_STAYS_IN_STEP
 from tests.fuzz.oracle import Oracle, Verdict
 from tests.fuzz.vocabulary import LIMITS
-from tests.h2grpc.support import (
+from tests.h2grpc.frames import (
     DATA,
     END_STREAM,
     ENHANCE_YOUR_CALM,
@@ -25,10 +25,10 @@ from tests.h2grpc.support import (
     SETTINGS,
     WINDOW_UPDATE,
     Frame,
-    Server,
     message,
     settings,
 )
+from tests.h2grpc.support import Server
 from toutates.h2grpc import Call, MessageReceived, StreamOpened
 
 __all__ = ["EVEN", "NEXT", "NONE", "SKIP", "SOME", "Talk"]

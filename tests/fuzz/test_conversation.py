@@ -13,7 +13,7 @@ from tests.fuzz.machine import Conversation
 from tests.fuzz.oracle import Verdict
 from tests.fuzz.talk import EVEN, NEXT, NONE, SKIP, SOME
 from tests.fuzz.vocabulary import FIELDS, LIMITS
-from tests.h2grpc.support import Frame
+from tests.h2grpc.frames import Frame
 
 TestConversation = Conversation.TestCase
 TestConversation.settings = settings(

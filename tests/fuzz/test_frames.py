@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fuzz.sessions import PROFILES, SEED_BYTES, TIGHT, check, drive
-from tests.h2grpc.support import OPENING, Server, describe, frame, with_reserved_bit
+from tests.h2grpc.frames import OPENING, frame, with_reserved_bit
+from tests.h2grpc.support import Server, describe
 from tests.h2grpc.test_connection_errors import CONNECTION_ERRORS, STREAM_ERRORS
 from tests.h2grpc.test_connection_splitting import SESSIONS
 

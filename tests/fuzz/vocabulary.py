@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.h2grpc.support import STREAM, UNARY, Fields, message, request
+from tests.h2grpc.frames import STREAM, UNARY, Fields, message, request
 from toutates.h2grpc import Limits
 
 __all__ = [

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.h2grpc import support
-from tests.h2grpc.support import (
+from tests.h2grpc.frames import (
     CONTINUATION,
     DATA,
     END_STREAM,
@@ -21,7 +21,7 @@ from tests.h2grpc.support import (
     REQUEST_BLOCK,
     SETTINGS,
     STREAM_BLOCK,
-    Server,
+    UNARY,
     data,
     frame,
     headers,
@@ -31,6 +31,7 @@ from tests.h2grpc.support import (
     unary,
     window_update,
 )
+from tests.h2grpc.support import Server
 from toutates.h2grpc import (
     Allowance,
     Call,
@@ -237,7 +238,7 @@ def test_a_refusal_is_asked_for_again_with_each_call_and_a_connection_has_so_man
     def answer(call: Call) -> None:
         raise AssertionError("a connection calls no handler")
 
-    monkeypatch.setattr(support, "METHODS", method_table([Method(support.UNARY, unary=answer, guard=guard)]))
+    monkeypatch.setattr(support, "METHODS", method_table([Method(UNARY, unary=answer, guard=guard)]))
     server = Server.opened(Limits(resets=Allowance(burst=45, per_second=0, per_call=0)))
     assert server.receive(unary(1)) == []
     lets_in = True
@@ -257,7 +258,7 @@ def test_a_refusal_that_was_dear_to_find_out_counts_for_more(monkeypatch: pytest
     def guard(fields: Sequence[HeaderField]) -> GrpcError | None:
         return CallRefused(Status.UNAUTHENTICATED, "who are you?", cost=100)
 
-    monkeypatch.setattr(support, "METHODS", method_table([Method(support.UNARY, unary=lambda call: None, guard=guard)]))
+    monkeypatch.setattr(support, "METHODS", method_table([Method(UNARY, unary=lambda call: None, guard=guard)]))
     server = Server.opened(Limits(resets=Allowance(burst=250, per_second=0, per_call=0)))
     assert [server.receive(unary(number)) for number in (1, 3)] == [[], []]
     assert [event.__class__ for event in server.receive(unary(5))] == [ConnectionTerminated]

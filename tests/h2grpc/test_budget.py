@@ -9,17 +9,14 @@ from typing import Any
 
 import pytest
 
-from tests.h2grpc.support import (
-    COMPRESSIBLE,
+from tests.h2grpc.frames import (
     DATA,
     END_STREAM,
     HEADERS,
-    MESSAGES,
     REQUEST_BLOCK,
     RST_STREAM,
     STREAM_BLOCK,
     UNARY,
-    Server,
     block,
     data,
     headers,
@@ -30,6 +27,7 @@ from tests.h2grpc.support import (
     window_update,
     with_reserved_bit,
 )
+from tests.h2grpc.support import COMPRESSIBLE, MESSAGES, Server
 from toutates.h2grpc import Allowance, Call, CallCancelled, Limits, MessageReceived, Method, StreamOpened
 from toutates.h2grpc.budget import CALL_BYTES, MESSAGE_BYTES, TASK_BYTES, UNCOUNTED_CALLS
 from toutates.h2grpc.events import InflationDue

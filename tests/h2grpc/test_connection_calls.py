@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from tests.h2grpc.support import (
+from tests.h2grpc.frames import (
     CANCEL,
-    COMPRESSIBLE,
     DATA,
     END_HEADERS,
     END_STREAM,
@@ -23,22 +22,16 @@ from tests.h2grpc.support import (
     STREAM_BLOCK,
     UNARY,
     WINDOW_UPDATE,
-    Client,
-    Response,
-    Server,
     block,
-    connected,
     data,
-    describe,
-    exchange,
     headers,
     message,
     request,
     rst_stream,
-    split_messages,
     unary,
     window_update,
 )
+from tests.h2grpc.support import COMPRESSIBLE, Client, Response, Server, connected, describe, exchange, split_messages
 from toutates.h2grpc import (
     Buffer,
     Call,
@@ -353,7 +346,7 @@ def timed(stream_id: int, timeout: str, path: str = UNARY) -> bytes:
 
 def test_call_expires_at_its_deadline_and_not_before() -> None:
     server = Server(now_ns=100 * SECOND)
-    from tests.h2grpc.support import OPENING
+    from tests.h2grpc.frames import OPENING
 
     server.receive(OPENING)
     server.receive(timed(1, "2S") + timed(3, "1S") + data(3, message(b"m"), END_STREAM) + unary(5))

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from tests.h2grpc.support import (
+from tests.h2grpc.frames import (
     ACK,
     CANCEL,
     COMPRESSION_ERROR,
@@ -33,7 +33,6 @@ from tests.h2grpc.support import (
     SETTINGS,
     STREAM_CLOSED,
     WINDOW_UPDATE,
-    Server,
     block,
     data,
     frame,
@@ -48,6 +47,7 @@ from tests.h2grpc.support import (
     window_update,
     with_reserved_bit,
 )
+from tests.h2grpc.support import Server
 from toutates.h2grpc import Call, CallCancelled, ConnectionTerminated, Limits, Status, StreamOpened
 
 OPEN_1 = headers(1, REQUEST_BLOCK)

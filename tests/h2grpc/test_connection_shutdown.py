@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from tests.h2grpc.support import (
+from tests.h2grpc.frames import (
     ACK,
     END_STREAM,
     GOAWAY,
@@ -17,11 +17,8 @@ from tests.h2grpc.support import (
     STREAM_BLOCK,
     WINDOW_UPDATE,
     Frame,
-    Server,
     block,
-    connected,
     data,
-    exchange,
     frame,
     headers,
     message,
@@ -30,6 +27,7 @@ from tests.h2grpc.support import (
     unary,
     window_update,
 )
+from tests.h2grpc.support import Server, connected, exchange
 from toutates.h2grpc import Call, Limits
 
 

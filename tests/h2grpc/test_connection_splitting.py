@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.h2grpc.support import (
+from tests.h2grpc.frames import (
     CONTINUATION,
     END_STREAM,
     OPENING,
@@ -17,11 +17,8 @@ from tests.h2grpc.support import (
     PREFACE,
     REQUEST_BLOCK,
     STREAM_BLOCK,
-    Judge,
-    Server,
     block,
     data,
-    describe,
     frame,
     headers,
     message,
@@ -30,6 +27,7 @@ from tests.h2grpc.support import (
     unary,
     window_update,
 )
+from tests.h2grpc.support import Judge, Server, describe
 from toutates.h2grpc import Limits
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.h2grpc.support import (
+from tests.h2grpc.frames import (
     CANCEL,
     END_HEADERS,
     END_STREAM,
@@ -22,22 +22,17 @@ from tests.h2grpc.support import (
     REQUEST_BLOCK,
     STREAM_BLOCK,
     WINDOW_UPDATE,
-    Server,
     block,
-    connected,
     data,
-    describe,
-    elements,
-    exchange,
     frame,
     headers,
     message,
     request,
     rst_stream,
-    small_is_large,
     unary,
     window_update,
 )
+from tests.h2grpc.support import Server, connected, describe, elements, exchange, small_is_large
 from toutates.h2grpc import Call, Limits, direct_receive, message_memory
 from toutates.h2grpc.message_memory import BEHIND, IDLE_NS, LARGEST_SPARE_BYTES, POOL_BYTES, MemoryPool, MessageMemory
 from toutates.h2grpc.shared import Shared

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cpu_time import least_cpu_s, lines_run
-from tests.h2grpc.support import (
+from tests.h2grpc.frames import (
     ACK,
     DATA,
     END_STREAM,
@@ -22,20 +22,17 @@ from tests.h2grpc.support import (
     STREAM_BLOCK,
     WINDOW_UPDATE,
     Frame,
-    Server,
     block,
-    connected,
     data,
-    exchange,
     headers,
     message,
     request,
     rst_stream,
     settings,
-    split_messages,
     unary,
     window_update,
 )
+from tests.h2grpc.support import Server, connected, exchange, split_messages
 from toutates.h2grpc import Call, Limits, MessageReceived, Status
 from toutates.h2grpc.output import Output
 from toutates.h2grpc.windows import Windows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.h2grpc.support import (
+from tests.h2grpc.frames import (
     END_HEADERS,
     END_STREAM,
     PADDED,
@@ -12,10 +12,8 @@ from tests.h2grpc.support import (
     REQUEST_BLOCK,
     STREAM_BLOCK,
     UNARY,
-    Server,
     block,
     data,
-    describe,
     frame,
     headers,
     message,
@@ -25,6 +23,7 @@ from tests.h2grpc.support import (
     window_update,
     with_reserved_bit,
 )
+from tests.h2grpc.support import Server, describe
 from toutates.h2grpc import Call, Limits
 from toutates.h2grpc.receiver import Receiver
 

@@ -5,7 +5,8 @@ from hpack import Decoder, Encoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.h2grpc.support import METHODS, UNARY, Fields, block, literal, request
+from tests.h2grpc.frames import UNARY, Fields, block, literal, request
+from tests.h2grpc.support import METHODS
 from toutates.h2grpc import Limits, Status
 from toutates.h2grpc.headers import (
     OK_HEADERS,

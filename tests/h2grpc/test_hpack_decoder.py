@@ -12,7 +12,7 @@ from hpack.exceptions import HPACKError, OversizedHeaderListError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.h2grpc.support import literal
+from tests.h2grpc.frames import literal
 from toutates.h2grpc.header_field import HeaderField
 from toutates.h2grpc.hpack_decoder import HeaderBlockError, HpackDecoder
 

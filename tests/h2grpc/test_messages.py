@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cpu_time import least_cpu_s, lines_run
-from tests.h2grpc.support import message
+from tests.h2grpc.frames import message
 from toutates.h2grpc import Allowance, GrpcError, LimitExceeded, Status
 from toutates.h2grpc.messages import SMALL_BYTES, Inflater, MessageAssembler, compress, decompress
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from h2.settings import SettingCodes
 
-from tests.h2grpc.support import (
+from tests.h2grpc.frames import (
     CONTINUATION,
     DATA,
     END_HEADERS,
@@ -21,16 +21,14 @@ from tests.h2grpc.support import (
     RST_STREAM,
     WINDOW_UPDATE,
     Frame,
-    Judge,
-    Server,
     block,
     data,
-    describe,
     headers,
     rst_stream,
     unary,
     window_update,
 )
+from tests.h2grpc.support import Judge, Server, describe
 from toutates.h2grpc import Limits, PlainCall
 from toutates.h2grpc.budget import CALL_BYTES
 from toutates.h2grpc.headers import ResponseBlock, encode_block

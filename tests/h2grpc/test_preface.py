@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.h2grpc.support import PREFACE, Server
+from tests.h2grpc.frames import PREFACE
+from tests.h2grpc.support import Server
 from toutates.h2grpc import ConnectionTerminated, Limits
 from toutates.h2grpc.frames import ErrorCodes
 from toutates.h2grpc.preface import Opening, recognise

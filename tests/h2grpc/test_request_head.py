@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.h2grpc.support import COMPRESSIBLE, METHODS, STREAM, UNARY, block, request
+from tests.h2grpc.frames import STREAM, UNARY, block, request
+from tests.h2grpc.support import COMPRESSIBLE, METHODS
 from toutates.h2grpc import GrpcError, Limits, Method, Status
 from toutates.h2grpc.header_field import HeaderField, Pair, complaint
 from toutates.h2grpc.headers import HeaderReader, RequestHead

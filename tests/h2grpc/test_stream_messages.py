@@ -6,23 +6,21 @@ import struct
 
 import pytest
 
-from tests.h2grpc.support import (
+from tests.h2grpc.frames import (
     END_STREAM,
-    FLOW,
     FLOW_CONTROL_ERROR,
     RST_STREAM,
     WINDOW_UPDATE,
     Frame,
-    Server,
     block,
     data,
-    describe,
     headers,
     message,
     request,
     rst_stream,
     with_reserved_bit,
 )
+from tests.h2grpc.support import FLOW, Server, describe
 from toutates.h2grpc import Call, Limits, MessageReceived, RequestEnded
 from toutates.h2grpc.budget import MESSAGE_BYTES
 

@@ -10,17 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.h2grpc.support import (
+from tests.h2grpc.frames import (
     END_HEADERS,
     END_STREAM,
     GOAWAY,
     REQUEST_BLOCK,
     RST_STREAM,
     STREAM_BLOCK,
-    Server,
     block,
     data,
-    describe,
     frame,
     headers,
     message,
@@ -29,6 +27,7 @@ from tests.h2grpc.support import (
     window_update,
     with_reserved_bit,
 )
+from tests.h2grpc.support import Server, describe
 from toutates.h2grpc import Call, Limits, Status
 from toutates.h2grpc.frames import ErrorCodes
 from toutates.h2grpc.streams import TRANSITIONS, Action, Input, State

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.cpu_time import lines_run
-from tests.h2grpc.support import (
+from tests.h2grpc.frames import (
     DATA,
     END_HEADERS,
     END_STREAM,
@@ -13,7 +13,6 @@ from tests.h2grpc.support import (
     PRIORITY_FLAG,
     REQUEST_BLOCK,
     STREAM_BLOCK,
-    Server,
     block,
     data,
     frame,
@@ -25,6 +24,7 @@ from tests.h2grpc.support import (
     unary,
     window_update,
 )
+from tests.h2grpc.support import Server
 from toutates.h2grpc import Allowance, Call, CallCancelled, Event, Limits, ServerConnection, frame_loop
 from toutates.h2grpc.connection import ENDED_AT_ONCE
 from toutates.h2grpc.frame_loop import BYTES_AT_ONCE, DECODING_BYTES, SLOW_FRAME_BYTES, STREAM_BYTES, FrameLoop

@@ -7,8 +7,8 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.infer.support import field_of as field
-from tests.infer.support import varint
+from tests.protobuf_fields import field_of as field
+from tests.protobuf_fields import varint
 from toutates.infer.scanning import Scan, read_layout, scan
 from toutates.protocol.grpc_service_pb2 import InferParameter, ModelInferRequest
 

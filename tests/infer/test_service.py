@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.infer.support import PEER, TWO, KnownCall, KnownPort, KnownServable, Served, Turned, field_of, signature_of
+from tests.infer.support import PEER, TWO, KnownCall, KnownPort, KnownServable, Served, Turned, signature_of
+from tests.protobuf_fields import field_of
 from toutates.engine.result import BatchResult, Timing
 from toutates.engine.turns.arbiter import Member as TurnsMember
 from toutates.infer import observing, service

@@ -16,7 +16,8 @@ import trio
 import trio.testing
 from onnx import TensorProto, helper, load_model_from_string, save_model
 
-from tests.engine.support import DOUBLE, double, model, tensor, wait_until
+from tests.engine.support import wait_until
+from tests.graphs import DOUBLE, double, model, tensor
 from tests.threads import cpus_of_threads
 from toutates.backends import warming as warming_module
 from toutates.backends.onnx import loader as loader_module

@@ -15,14 +15,12 @@ from typing import TypeVar
 import trio
 
 from tests.certificates import SERVER_NAME
-from tests.h2grpc.support import (
+from tests.h2grpc.frames import (
     DATA,
     END_STREAM,
     OPENING,
     PREFACE,
-    Client,
     Frame,
-    Response,
     block,
     data,
     headers,
@@ -32,6 +30,7 @@ from tests.h2grpc.support import (
     settings,
     window_update,
 )
+from tests.h2grpc.support import Client, Response
 from tests.waiting import PATIENCE_S, wait_until
 from toutates.h2grpc import Call, GrpcError, Limits, Method, Status, method_table
 from toutates.net import GrpcService, Listening, ServerStream, Worker

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.certificates import SERVER_NAME, client_context
-from tests.h2grpc.support import OPENING
+from tests.h2grpc.frames import OPENING
 from tests.http1.support import request, statuses
 from tests.net.running import HOLD, RawClient, Running
 from tests.net.test_http1 import reply, serving

@@ -8,15 +8,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.h2grpc.support import (
+from tests.h2grpc.frames import (
     END_HEADERS,
     END_STREAM,
     GOAWAY,
     OPENING,
     REQUEST_BLOCK,
     STREAM_BLOCK,
-    Judge,
-    Server,
     block,
     data,
     headers,
@@ -24,6 +22,7 @@ from tests.h2grpc.support import (
     unary,
     window_update,
 )
+from tests.h2grpc.support import Judge, Server
 from toutates.h2grpc import Limits, PlainCall, ServerConnection
 from toutates.h2grpc.budget import CALL_BYTES, MemoryBudget
 from toutates.h2grpc.headers import ResponseBlock

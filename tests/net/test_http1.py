@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.h2grpc.support import OPENING
+from tests.h2grpc.frames import OPENING
 from tests.http1.support import request
 from tests.net.protocols import EchoHandler
 from tests.net.running import HOUR_NS, HOUR_S, BlockingClient, RawClient, Running, running

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.h2grpc.support import END_STREAM, HEADERS, block, data, headers, message, request, rst_stream
+from tests.h2grpc.frames import END_STREAM, HEADERS, block, data, headers, message, request, rst_stream
 from tests.net.running import RawClient, running
 from tests.waiting import PATIENCE_S
 from toutates.h2grpc import GrpcError

@@ -10,7 +10,7 @@ import struct
 import pytest
 
 from tests.certificates import client_context
-from tests.h2grpc.support import unary
+from tests.h2grpc.frames import unary
 from tests.http1.support import request
 from tests.net.protocols import EchoHandler, view_of
 from tests.net.running import HOUR_NS, WIDE, RawClient, Running, running

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from tests.certificates import client_context
-from tests.h2grpc.support import (
+from tests.h2grpc.frames import (
     END_STREAM,
     HEADERS,
     PING,

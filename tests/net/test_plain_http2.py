@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.wire import Answer, Client
-from tests.h2grpc.support import PREFACE
+from tests.h2grpc.frames import PREFACE
 from tests.http1.support import request
 from tests.net.protocols import EchoHandler
 from tests.net.running import Running, running

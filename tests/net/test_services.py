@@ -13,7 +13,7 @@ from typing import cast
 import pytest
 
 from tests.certificates import SERVER_NAME, client_context
-from tests.h2grpc.support import OPENING, message
+from tests.h2grpc.frames import OPENING, message
 from tests.http1.support import request
 from tests.net.protocols import LARGE, ByFirstBytes, LineConnection
 from tests.net.running import HOLD, BlockingClient, RawClient, Running, running

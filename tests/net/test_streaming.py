@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.h2grpc.support import (
+from tests.h2grpc.frames import (
     DATA,
     END_STREAM,
     HEADERS,

@@ -15,7 +15,7 @@ import trustme
 
 from fuzz.attacks.key_updates import KeyUpdates
 from tests.certificates import EXPIRED, STRANGER, Files, client_context, issue
-from tests.h2grpc.support import OPENING
+from tests.h2grpc.frames import OPENING
 from tests.net.test_client_hello import in_records
 from tests.net.tls_support import TlsPair, server_context
 from toutates.h2grpc import Limits

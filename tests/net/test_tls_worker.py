@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.certificates import SERVER_NAME, client_context, issue
-from tests.h2grpc.support import (
+from tests.h2grpc.frames import (
     DATA,
     GOAWAY,
     HEADERS,

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from tests.h2grpc.support import (
+from tests.h2grpc.frames import (
     DATA,
     END_STREAM,
     GOAWAY,

@@ -16,7 +16,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.h2grpc.support import (
+from tests.h2grpc.frames import (
     ACK,
     DATA,
     END_STREAM,

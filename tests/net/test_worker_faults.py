@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.h2grpc.support import (
+from tests.h2grpc.frames import (
     ACK,
     END_STREAM,
     ENHANCE_YOUR_CALM,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.repositories.s3_services import S3Service
 from tests.repositories.services import moto_service, proxy, s3_credentials, s3rver_service
-from tests.repositories.support import S3Service
 
 __all__ = ["moto_service", "proxy", "s3_credentials", "s3rver_service"]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.repositories.support import CREDENTIALS, Proxy, S3Service, moto, s3rver
+from tests.repositories.s3_services import CREDENTIALS, Proxy, S3Service, moto, s3rver
 
 __all__ = ["moto_service", "proxy", "s3_credentials", "s3rver_service"]
 

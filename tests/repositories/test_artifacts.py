@@ -30,7 +30,7 @@ from tests.ports import free_port
 from tests.repositories.announced import running
 from tests.repositories.answers import Answer, Answers, answering
 from tests.repositories.clouds import opened
-from tests.repositories.support import files_in, quiet
+from tests.repositories.s3_services import files_in, quiet
 from toutates.repositories.artifacts import store
 from toutates.repositories.artifacts.layout import artifact_models
 from toutates.repositories.artifacts.manifests import chosen_manifest, read_manifest

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.ports import dead_port
-from tests.repositories.support import S3Service
+from tests.repositories.s3_services import S3Service
 from tests.triton_repository import negative
 from toutates.command.main import main
 

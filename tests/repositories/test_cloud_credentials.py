@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.repositories.support import Proxy, S3Service, repository
+from tests.repositories.s3_services import Proxy, S3Service
+from tests.repositories.support import repository
 from toutates.repositories.cloud_credentials import VARIABLE, S3Credentials, s3_credentials
 from toutates.repositories.s3.client import S3Client
 from toutates.repositories.specification import BucketSpecification

@@ -20,7 +20,7 @@ import pytest
 
 from tests.repositories.answers import Answer, Answers, answering
 from tests.repositories.clouds import ACCOUNT, KEY, Azurite, GoogleEmulator, azurite, google_emulator, opened
-from tests.repositories.support import Fault, Proxy, files_in, quiet
+from tests.repositories.s3_services import Fault, Proxy, files_in, quiet
 from toutates.repositories import pace
 from toutates.repositories.cloud_credentials import VARIABLE
 from toutates.repositories.interface import Repository

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import trio
 
-from tests.engine.support import DOUBLE
-from tests.repositories.support import S3Service, cached_files, repository, want_all_room
+from tests.graphs import DOUBLE
+from tests.repositories.s3_services import S3Service, cached_files
+from tests.repositories.support import repository, want_all_room
 from toutates.backends.onnx.loader import OnnxKind
 from toutates.backends.onnx.opening import SessionOptions
 from toutates.models.manager import LoadOptions, ModelManager

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.repositories.support import S3Service, quiet, s3_repository
+from tests.repositories.s3_services import S3Service, quiet
+from tests.repositories.support import s3_repository
 from tests.triton_repository import negative
 from toutates.models.config.configuration import load_configuration
 from toutates.models.config.triton_configuration import TritonConfiguration, read_triton_configuration

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.repositories.support import Proxy, S3Service, cached_files, files_in, quiet, repository
+from tests.repositories.s3_services import Proxy, S3Service, cached_files, files_in, quiet
+from tests.repositories.support import repository
 from toutates.repositories.s3 import listings as module
 from toutates.repositories.s3.keys import S3Object
 from toutates.repositories.s3.listings import Listings

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.repositories.support import S3Service, cached_files, quiet, repository, want_all_room
+from tests.repositories.s3_services import S3Service, cached_files, quiet
+from tests.repositories.support import repository, want_all_room
 from toutates.models.config.triton_configuration import TritonConfiguration, triton_configuration
 from toutates.protocol.model_config_pb2 import ModelConfig, ModelVersionPolicy
 from toutates.repositories.cache.model_cache import ModelCache

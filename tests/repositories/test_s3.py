@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.repositories.support import PAGE, Proxy, S3Service, files_in, quiet, repository
+from tests.repositories.s3_services import PAGE, Proxy, S3Service, files_in, quiet
+from tests.repositories.support import repository
 from toutates.models import repository as local
 from toutates.repositories.cache.files import read_manifest
 from toutates.repositories.interface import RepositoryStatistics

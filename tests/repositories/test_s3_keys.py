@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.repositories.support import S3Service, quiet, repository
+from tests.repositories.s3_services import S3Service, quiet
+from tests.repositories.support import repository
 from toutates.models.repository import say_passed_over
 from toutates.repositories.s3.keys import S3Object, models_among
 

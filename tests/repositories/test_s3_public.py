@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.repositories.answers import Answer, Answers, answering
-from tests.repositories.support import files_in, quiet, s3_repository
+from tests.repositories.s3_services import files_in, quiet
+from tests.repositories.support import s3_repository
 from toutates.repositories.cache.model_cache import ModelCache
 from toutates.repositories.s3.repository import S3Repository
 from toutates.repositories.specification import BucketSpecification

@@ -19,7 +19,8 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import PingAckReceived
 
-from tests.engine.support import DOUBLE, wait_until
+from tests.engine.support import wait_until
+from tests.graphs import DOUBLE
 from tests.threads import cpus_of_threads
 from toutates.api.grpc.statuses import STATUSES
 from toutates.backends.onnx import loader as loader_module

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from tests.engine.support import model, tensor
+from tests.graphs import model, tensor
 from toutates.backends.onnx import session as session_module
 from toutates.backends.onnx.executor_sessions import executor_session_options
 from toutates.backends.onnx.opening import SessionOptions, load_session

@@ -16,7 +16,8 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from tests.engine.support import DOUBLE, DOUBLE_LENGTHS, Rig, gather, wait_until
+from tests.engine.support import Rig, wait_until
+from tests.graphs import DOUBLE, DOUBLE_LENGTHS, gather
 from tests.threads import threads_by_id
 from toutates.backends.onnx import device_runs, opening
 from toutates.backends.onnx import session as session_module

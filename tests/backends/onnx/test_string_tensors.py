@@ -13,7 +13,8 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from tests.engine.support import Rig, model, tensor, unary
+from tests.engine.support import Rig
+from tests.graphs import model, tensor, unary
 from toutates.backends.onnx import session as session_module
 from toutates.backends.onnx import string_tensors
 from toutates.backends.onnx.string_tensors import BlankStrings, read_strings

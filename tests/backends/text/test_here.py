@@ -12,8 +12,9 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
+from tests.backends.text.serving import compute, served
 from tests.engine.support import inline_time
-from tests.text_models import DIM, compute, ids_of, make_folder, save_weights, served, table
+from tests.text_models import DIM, ids_of, make_folder, save_weights, table
 from tests.waiting import wait_until
 from toutates.backends.text import kind
 from toutates.backends.text.computing import Computing

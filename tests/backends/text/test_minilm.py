@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
+from tests.backends.text.serving import compute, served
 from tests.minilm import REPOSITORY
-from tests.text_models import compute, served
 from toutates.backends.text.interface import TextModel
 
 pytestmark = pytest.mark.skipif(not REPOSITORY.exists(), reason="the model is brought by: python tests/minilm.py")

@@ -16,17 +16,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from tests.text_models import (
-    DIM,
-    compute,
-    encoder_graph,
-    hidden,
-    ids_of,
-    make_folder,
-    save_weights,
-    served,
-    table,
-)
+from tests.backends.text.serving import compute, served
+from tests.text_models import DIM, encoder_graph, hidden, ids_of, make_folder, save_weights, table
 from tests.waiting import wait_until
 from toutates.backends.onnx.inspection import ALL_DEVICES
 from toutates.backends.onnx.opening import SessionOptions

@@ -14,20 +14,17 @@ import numpy.testing as npt
 import pytest
 from tokenizers import processors
 
+from tests.backends.text.serving import compute, load, running, served
 from tests.text_models import (
     DIM,
     VOCABULARY,
     WORDS,
-    compute,
     encoder_graph,
     hidden,
     ids_of,
-    load,
     make_folder,
     make_tokenizer,
-    running,
     save_weights,
-    served,
 )
 from tests.waiting import PATIENCE_S
 from toutates.backends.text.interface import (

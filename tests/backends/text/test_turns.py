@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from google.protobuf import text_format
 
+from tests.backends.text.serving import load, running
 from tests.cpu_time import lines_run
 from tests.ensembles import pbtxt
-from tests.text_models import load, make_folder, running
+from tests.text_models import make_folder
 from tests.waiting import PATIENCE_S
 from toutates.backends.ensemble.graph import read_graph
 from toutates.backends.ensemble.servable import EnsembleServable

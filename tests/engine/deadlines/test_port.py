@@ -9,7 +9,8 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from tests.engine.support import DOUBLE, DOUBLE_LENGTHS, PATIENCE_S, Clock, Rig, unary
+from tests.engine.support import PATIENCE_S, Clock, Rig
+from tests.graphs import DOUBLE, DOUBLE_LENGTHS, unary
 from toutates.engine.deadlines.port import DeadlinePort
 from toutates.engine.deadlines.supertensor import DeadlineSuperTensor
 from toutates.engine.lane import PackedLane

@@ -10,8 +10,9 @@ import numpy.testing as npt
 import pytest
 from onnx import TensorProto
 
-from tests.engine.support import DOUBLE_LENGTHS, Rig, gather, received, unary, wait_until
+from tests.engine.support import Rig, received, wait_until
 from tests.engine.test_ragged import check, row, segments
+from tests.graphs import DOUBLE_LENGTHS, gather, unary
 from toutates.engine.policies.keeper import tell_dropped
 from toutates.engine.policies.queue import PolicyQueue
 from toutates.engine.policies.rules import BatchingRules, QueuePolicy

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engine.support import DOUBLE, PATIENCE_S, Rig, wait_until
+from tests.engine.support import PATIENCE_S, Rig, wait_until
+from tests.graphs import DOUBLE
 from toutates.engine.turns.arbiter import Arbiter, Member, TakesTurns
 from toutates.engine.turns.resources import Limit, Need, Resources
 from toutates.system.errors import ModelLoadError

@@ -362,7 +362,7 @@ def test_a_handler_without_an_entry_point_is_refused(handler: str, text: str, lo
 
 
 def test_the_base_handler_runs_an_onnx_model_without_torch(load: Any) -> None:
-    from tests.engine.support import DOUBLE
+    from tests.graphs import DOUBLE
 
     handler = """
 import numpy as np
