@@ -32,6 +32,7 @@ class Attack:
         on_management: whether it attacks TorchServe's management API, which its flags name. Then the honest client
             whose waits are measured lists the models there.
         honest_model: whose waits are measured where it is none of these: "victim", or "texts".
+        on_new_connections: whether the honest client whose waits are measured makes a new connection for each request.
         honest_key: that honest clients send, where the server asks for keys; "" for none.
         spare_mib: address space that the server is left during the attack, or 0 for all there is.
         authority: the certificate (PEM) of who has issued the server's, once its flags have it speak TLS; None for
@@ -51,6 +52,7 @@ class Attack:
     on_http: ClassVar[bool] = False
     on_management: ClassVar[bool] = False
     honest_model: ClassVar[str] = "victim"
+    on_new_connections: ClassVar[bool] = False
     honest_key: ClassVar[str] = ""
     spare_mib: ClassVar[int] = 0
     authority: Path | None = None

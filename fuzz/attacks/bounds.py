@@ -19,7 +19,13 @@ MOST_WORST_MS: Final = 5_000.0
 #: Those beside whom a model prints wait for it no longer than this.
 _PRINTING_P99_MS: Final = 50.0
 #: How much longer than before the longest of them may take, beside attacks whose harm are long turns.
-_WORST_MORE_MS: Final = dict.fromkeys(("tls-key-changes", "tls-empty-records", "tls-one-byte-records"), 100.0)
+_WORST_MORE_MS: Final = dict.fromkeys(
+    (
+        *("tls-key-changes", "tls-empty-records", "tls-one-byte-records"),
+        *("remembered-headers", "dropped-streams"),
+    ),
+    100.0,
+)
 #: A worker is busy with one of these for a tenth of a second, and attackers send it several at once.
 _DEAR: Final = {"gzip-bomb", "deflate-bomb", "repeated-protobuf", "many-dimensions"}
 #: What allocators may keep of an attack's peak.

@@ -195,7 +195,9 @@ def run_experiment(
     """
     path = "/models?limit=1" if attack.on_management else ""
     on_http = attack.on_http or attack.on_management
-    asks = partial(Crowd, port, health_port=http_port if on_http else None, path=path)
+    asks = partial(
+        Crowd, port, health_port=http_port if on_http else None, path=path, newcomer=attack.on_new_connections
+    )
     with asks(key=attack.honest_key, model=attack.honest_model, authority=attack.authority) as crowd:
         crowd.wait_begun()  # its connections are not the attacker's, and first calls have the server learn
         files_before, before_mib = open_files(pid), resident_mib(pid)

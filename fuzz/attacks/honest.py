@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from types import TracebackType
@@ -128,6 +129,29 @@ class RawClient:
         return head[3], head[4], int.from_bytes(head[5:9], "big"), payload
 
 
+class Newcomer:
+    """Asks the model, each time on a new connection."""
+
+    pause_s: ClassVar[float] = _PAUSE_S
+
+    def __init__(self, port: int, key: str = "", model: str = "victim", authority: Path | None = None) -> None:
+        self._connect = partial(RawClient, port, key, model, authority)
+
+    def close(self) -> None:
+        """Nothing is kept."""
+
+    def call(self, number: int) -> None:
+        """See ``RawClient``."""
+        try:
+            client = self._connect()
+        except OSError as error:
+            raise HonestError(f"no connection: {error!r}") from error
+        try:
+            client.call(number)
+        finally:
+            client.close()
+
+
 class Prober:
     """Asks for the server's health, or for another page, each time on a new connection.
 
@@ -185,6 +209,7 @@ class Crowd:
         key: that they send; "" for none.
         model: whose waits are measured, where it is no probe: "victim" or "texts".
         authority: who has issued the server's certificate (PEM), where gRPC is with TLS.
+        newcomer: whether each request of the client that measures comes on a new connection.
     """
 
     def __init__(
@@ -197,8 +222,10 @@ class Crowd:
         key: str = "",
         model: str = "victim",
         authority: Path | None = None,
+        newcomer: bool = False,
     ) -> None:
         self._key, self._model, self._authority = key, model, authority
+        self._asks: type[RawClient | Newcomer] = Newcomer if newcomer else RawClient
         self._path = path
         self._port = port
         self._health_port = health_port
@@ -273,7 +300,7 @@ class Crowd:
     def _call_and_measure(self) -> None:
         probed = self._health_port
         if probed is None:
-            client: RawClient | Prober = RawClient(self._port, self._key, self._model, self._authority)
+            client: RawClient | Newcomer | Prober = self._asks(self._port, self._key, self._model, self._authority)
         else:
             client = Prober(probed, self._path)
         try:

@@ -75,9 +75,12 @@ class DroppedStreams(Attack):
 
     name = "dropped-streams"
     summary = "a stream with 200 requests in a frame on a connection of its own, which is dropped at once"
-    limit = "what a peer sent that has left is not read; turns are shorter in crowded rounds"
+    limit = (
+        "what a peer sent that has left is not read; in crowded times dear connections have 4 ms of a round together"
+    )
     stops = ()
     connections = 8
+    on_new_connections = True
 
     async def strike(self, peer: Peer) -> None:
         """See ``Attack``."""

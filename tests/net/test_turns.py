@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -25,6 +25,7 @@ from tests.h2grpc.frames import (
     unary,
 )
 from tests.net.running import WIDE, RawClient, Running, running
+from tests.waiting import wait_until
 from toutates.h2grpc import Call, Limits, Method
 from toutates.net import turns
 
@@ -220,3 +221,41 @@ def test_memory_of_connections_that_end_with_many_calls_is_given_back_beside_oth
         assert neighbour.unary(b"x").messages == [b"x"]
         for client in clients:
             client.sock.close()
+
+
+def test_dear_connections_have_a_share_of_each_round_together_and_a_cheap_one_is_served_in_between() -> None:
+    dear_calls = 0
+
+    def slow(call: Call) -> None:
+        nonlocal dear_calls
+        dear_calls += 1
+        until_ns = time.monotonic_ns() + turns.CATCH_UP_NS
+        while time.monotonic_ns() < until_ns:
+            pass
+        call.reply(b"")
+
+    soon = Method(SOON, unary=lambda call: call.reply(b""))
+    with running(None, Method(SLOW, unary=slow), soon) as server, ExitStack() as stack:
+        crowd = [stack.enter_context(RawClient(server, WIDE)) for _ in range(16)]
+        neighbour = stack.enter_context(RawClient(server, WIDE))
+        server.until(lambda: server.worker.connections == len(crowd) + 1)
+        for client in crowd:
+            client.send(slow_calls(1))
+            threading.Thread(target=ask_again_and_again, args=(client,), daemon=True).start()
+        wait_until(lambda: dear_calls >= 2 * len(crowd))  # by now it is known which are dear
+        beside: list[int] = []
+        for stream_id in range(1, 24, 2):
+            before = dear_calls
+            neighbour.send(headers(stream_id, SOON_BLOCK) + data(stream_id, message(b""), END_STREAM))
+            neighbour.until(DATA)
+            beside.append(dear_calls - before)
+        # One or two of them in each round, where a round had all of them.
+        assert sorted(beside)[len(beside) // 2] <= len(crowd) // 2, beside
+
+
+def ask_again_and_again(client: RawClient) -> None:
+    """Make one dear call after the other."""
+    with suppress(OSError, AssertionError):
+        for stream_id in range(3, 10_000, 2):
+            client.until(DATA)
+            client.send(headers(stream_id, block(request(SLOW))) + data(stream_id, message(b""), END_STREAM))

@@ -318,9 +318,9 @@ class ServerConnection:
             self.responder.pump_blocked()
             self.behind = bool(unread.rest) or self.queue.can_send
         else:
-            rest, at = unread.take_rest()
             self.behind = False
-            if rest:
+            if unread.rest:  # else the rest of a large message may be awaited
+                rest, at = unread.take_rest()
                 events = self.receive_data(rest, now_ns, at)
         return events
 

@@ -39,7 +39,7 @@ BYTES_AT_ONCE = 65_536
 #: frame makes, and each byte of a header block that has to be decoded.
 SLOW_FRAME_BYTES = 96
 EVENT_BYTES = 24
-DECODING_BYTES = 8
+DECODING_BYTES = 32
 #: The same for each open stream at a SETTINGS frame, which may change the windows of all of them.
 STREAM_BYTES = 2
 

@@ -104,6 +104,7 @@ class Transport:
         "last_read_ns",
         "opened_ns",
         "overflow",
+        "owed_ns",
         "pace",
         "paused",
         "peer",
@@ -151,6 +152,8 @@ class Transport:
         self.alike = 0
         #: bytes that came with those of the last ``receive_into``, and follow them
         self.overflow = b""
+        #: what its last turn took, where others are to have as much time before the next one
+        self.owed_ns = 0
         self.unsent: deque[memoryview] = deque()
         self.unsent_bytes = 0
         #: our side is ending; what the peer still sends is read and dropped, so that it gets our last bytes

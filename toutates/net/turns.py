@@ -26,16 +26,18 @@ from toutates.net.transport import (
 )
 from toutates.net.transports import Transports
 
-__all__ = ["Turns"]
+__all__ = ["CROWDED_FOR_NS", "CROWDED_ROUND_NS", "Turns"]
 
 #: How long a connection's turn may take; what is left goes on in the next round. The clock is read once per
 #: EVENTS_AT_ONCE events, and after each where reads are large, and so may be the events.
 TURN_NS: Final = 4_000_000
 EVENTS_AT_ONCE: Final = 16
 CLOSELY_TIMED_BYTES: Final = 65_536
-#: In a round that takes longer than this, reads that are filled become smaller, and turns shorter: many connections
-#: have much to say.
-CROWDED_ROUND_NS: Final = 16_000_000
+#: In a round that takes longer than this many connections have much to say: reads that are filled become smaller, turns
+#: end at the first look at the clock, and for a while each connection is timed (``serve_timed``).
+CROWDED_ROUND_NS: Final = 12_000_000
+CROWDED_FOR_NS: Final = 1_000_000_000
+#: The least that a turn of a connection that is behind may take, and what makes one fall behind in crowded times.
 SHORT_TURN_NS: Final = 250_000
 #: So many large messages have to come as foreseen, each within SOON_NS of the one before, and nothing else, until the
 #: next one is waited for before it begins: whatever comes in its place is read up to AWAIT_NS later than it came. Once
@@ -46,7 +48,7 @@ DOUBTED: Final = -24
 #: before it began three system calls and a trip through the epoll more, some 25 us.
 SOON_NS: Final = 5 * AWAIT_NS
 #: How long a round may spend on what earlier rounds left over, for all connections together.
-CATCH_UP_NS: Final = 8_000_000
+CATCH_UP_NS: Final = 4_000_000
 
 
 class Turns:
@@ -54,6 +56,9 @@ class Turns:
 
     Args:
         transports, schedule, closing, deadlines: of the worker.
+
+    Attributes:
+        crowded_until_ns: until then connections are to be served by ``serve_timed``.
     """
 
     def __init__(self, transports: Transports, schedule: Schedule, closing: Closing, deadlines: CallDeadlines) -> None:
@@ -63,6 +68,7 @@ class Turns:
         self._leaving = transports.leaving
         self._closing = closing
         self._deadlines = deadlines
+        self.crowded_until_ns = 0
         transports.catch_up = self._catch_up
 
     def serve(self, transport: Transport, mask: int, now_ns: int) -> None:
@@ -114,6 +120,15 @@ class Turns:
                 transport.fit_reads(max(ended_ns - began_ns, READ_NS + 1) if crowded else ended_ns - began_ns)
         if connection.deadlines.next_ns != NEVER or (self._leaving and transport in self._leaving):
             self._look_after(transport)
+
+    def serve_timed(self, transport: Transport, mask: int, now_ns: int) -> None:
+        """The same in crowded times: one that takes long is read again once those that are behind had time for it."""
+        began_ns = time.monotonic_ns()
+        self.serve(transport, mask, now_ns)
+        took_ns = time.monotonic_ns() - began_ns
+        if took_ns > SHORT_TURN_NS and not (transport.dropped or transport.closing or transport.peer_ended):
+            transport.owed_ns = took_ns
+            self._transports.fall_behind(transport, [])
 
     def _receive_directly(self, transport: Transport, now_ns: int) -> bool:
         """Read the next part of a large message to where it belongs; False if it is to be read the ordinary way."""
@@ -281,20 +296,29 @@ class Turns:
         if self._leaving:
             self._closing.close_if_drained(transport)  # its last call may have ended without an answer
 
-    def _take_turn(self, transport: Transport, events: list[Any], now_ns: int) -> None:
+    def _take_turn(self, transport: Transport, events: list[Any], now_ns: int, most_ns: int | None = None) -> None:
         """Hand out what a connection has received, and let it go on with what it has left over, for TURN_NS.
 
         What is left then goes on in the next round; until nothing is, no more is read.
+
+        Args:
+            transport: the connection's.
+            events: what it has received.
+            now_ns: when the round began.
+            most_ns: how long the turn may take besides. None for what the round has left, which in crowded times is
+                nothing: the turn ends with the first look at the clock.
         """
         connection = transport.connection
         handle = transport.service.handle
         left = self._transports.behind.pop(transport, None)
-        if left:
+        if left is not None:
             if connection.behind:
                 events += connection.go_on(now_ns)  # which may reset what has waited
             events = [event for event in left if transport.service.is_wanted(event)] + events
         began_ns = time.monotonic_ns()
-        until_ns = began_ns + (TURN_NS if began_ns - now_ns <= CROWDED_ROUND_NS else SHORT_TURN_NS)
+        if most_ns is None:
+            most_ns = now_ns + CROWDED_ROUND_NS - began_ns if began_ns > self.crowded_until_ns else 0
+        until_ns = began_ns + min(TURN_NS, most_ns)
         at_once = EVENTS_AT_ONCE if transport.read_bytes <= CLOSELY_TIMED_BYTES else 1
         while True:
             coming = iter(events)
@@ -316,14 +340,20 @@ class Turns:
             transport.pause(connection.full)
 
     def _catch_up(self) -> None:
-        """Give each connection that is behind a turn, for CATCH_UP_NS in all."""
+        """Give each connection that is behind a turn, for CATCH_UP_NS in all; what it has taken before is part of that.
+
+        So those that are dear have this time of a round together, however many they are, and each as much as the other.
+        """
         now_ns = time.monotonic_ns()
         until_ns = now_ns + CATCH_UP_NS
         behind = self._transports.behind
+        share_ns = max(CATCH_UP_NS // max(len(behind), 1), SHORT_TURN_NS)
         for _ in range(len(behind)):
             if not behind:
                 break
             transport = next(iter(behind))
+            until_ns -= transport.owed_ns
+            transport.owed_ns = 0
             if transport.dropped:
                 if self._closing.end_some_calls(transport, now_ns):
                     behind.move_to_end(transport)
@@ -331,7 +361,7 @@ class Turns:
                     del behind[transport]
             else:
                 try:
-                    self._take_turn(transport, [], now_ns)
+                    self._take_turn(transport, [], now_ns, share_ns)
                     self._look_after(transport)
                 except Exception as error:
                     self._closing.failed(transport, error)

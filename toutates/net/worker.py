@@ -53,7 +53,7 @@ from toutates.net.tls import TlsEngine
 from toutates.net.tls_transport import TlsTransport
 from toutates.net.transport import Transport
 from toutates.net.transports import Transports
-from toutates.net.turns import Turns
+from toutates.net.turns import CROWDED_FOR_NS, CROWDED_ROUND_NS, Turns
 from toutates.net.visits import Visits
 from toutates.system.inline_time import INLINE_TIME, NO_BOUND_NS
 from toutates.system.poison import current
@@ -456,15 +456,20 @@ class Worker:
 
     def work(self) -> None:
         """Run rounds for as long as there is something to do, and for STAY_NS at most."""
-        schedule, mailbox, serve = self.schedule, self._mailbox, self._turns.serve
+        schedule, mailbox, turns = self.schedule, self._mailbox, self._turns
         transports, date = self.transports.open, self.date
         schedule.in_round = True
-        until_ns = time.monotonic_ns() + STAY_NS
+        now_ns = time.monotonic_ns()
+        until_ns = now_ns + STAY_NS
         timeout_s = 0.0
         while True:
             ready = self._epoll.poll(timeout_s)
             mailbox.wake_up()
-            self.now_ns = now_ns = time.monotonic_ns()
+            last_ns, self.now_ns = now_ns, time.monotonic_ns()
+            now_ns = self.now_ns
+            if now_ns - last_ns > CROWDED_ROUND_NS:
+                turns.crowded_until_ns = now_ns + CROWDED_FOR_NS
+            serve = turns.serve if now_ns > turns.crowded_until_ns else turns.serve_timed
             if now_ns >= date.until_ns:
                 date.renew(now_ns)
             if not self._is_behind:  # else executors have what is left
