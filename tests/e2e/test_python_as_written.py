@@ -256,9 +256,10 @@ def test_files_of_a_load_may_begin_with_the_folder_as_their_root(client: Any) ->
     config = json.dumps({"backend": "python", "max_batch_size": 8, "input": tensors, "output": outputs})
     client.load_model("brought", config=config, files={"file:/1/model.py": code.encode()})
     assert np.array_equal(client.infer("brought", [ones()]).as_numpy("y"), np.full((1, 4), 2))
-    twice = {"file:/1/model.py": code.encode(), "file:1/model.py": code.encode()}
-    with pytest.raises(utils.InferenceServerException, match="names a file that another one names too"):
-        client.load_model("brought", config=config, files=twice)
+    for again in ("file:1/model.py", "file:1//model.py", "file:./1/model.py", "file:/1/./model.py"):
+        twice = {"file:/1/model.py": code.encode(), again: code.encode()}
+        with pytest.raises(utils.InferenceServerException, match="names a file that another one names too"):
+            client.load_model("brought", config=config, files=twice)
     with pytest.raises(utils.InferenceServerException, match="must name a file in the model's directory"):
         client.load_model("brought", config=config, files={"file:/etc/passwd": b""})
     client.unload_model("brought")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import PurePosixPath
 from typing import Final
 
 from toutates.api.control_queue import PARSING
@@ -63,6 +64,7 @@ def _read_load(request: RepositoryModelLoadRequest) -> tuple[str, str | None, di
         raise InvalidRequest(f"invalid model name '{shown(name)}', a model's name has no control characters")
     config: str | None = None
     files: dict[str, bytes] = {}
+    known: set[tuple[str, ...]] = set()
     for key, parameter in request.parameters.items():
         if key == "config":
             _expect(parameter, "string_param", "load parameter 'config'")
@@ -71,8 +73,11 @@ def _read_load(request: RepositoryModelLoadRequest) -> tuple[str, str | None, di
             _expect(parameter, "bytes_param", f"load parameter '{shown(key)}'")
             path = key.removeprefix(_FILE)
             path = path[1:] if _FROM_ROOT.match(path) else path
-            if path in files:
+            # Parameters have no order, so of two spellings (1/model.py and 1/./model.py) any might be the last.
+            named = PurePosixPath(path).parts
+            if named in known:
                 raise InvalidRequest(f"load parameter '{shown(key)}' names a file that another one names too")
+            known.add(named)
             files[path] = parameter.bytes_param
         else:
             raise InvalidRequest(f"unrecognized load parameter '{shown(key)}'.")
