@@ -46,7 +46,9 @@ def example_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerP
         yield process
 
 
-@pytest.mark.parametrize("name", CLIENTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.quick] if name == "simple_sync.py" else []) for name in CLIENTS]
+)
 def test_an_example_client_gets_right_answers_from_the_example_models(name: str, example_server: ServerProcess) -> None:
     address = example_server.address
     if name.startswith(("http_", "kserve_")):
@@ -57,7 +59,6 @@ def test_an_example_client_gets_right_answers_from_the_example_models(name: str,
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.quick
 def test_an_example_client_fails_where_there_is_no_server() -> None:
     assert run(EXAMPLES / "clients" / "health_check.py", "--url", "127.0.0.1:1").returncode == 1
 

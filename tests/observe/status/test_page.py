@@ -137,6 +137,7 @@ def test_the_numbers_move_with_the_load(tab: Tab, server: tuple[ServerProcess, i
     assert not tab.complaints
 
 
+@pytest.mark.quick
 def test_it_needs_nothing_but_the_server_and_runs_nothing_of_others(
     tab: Tab, server: tuple[ServerProcess, int]
 ) -> None:
