@@ -5,13 +5,12 @@ Then an executor has them, or the worker itself runs them with an executor's ses
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from ctypes import addressof, c_char
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any, ClassVar, Final, NoReturn, cast
+from typing import Any, ClassVar, Final, cast
 from weakref import WeakValueDictionary
 
 from toutates.engine.lane import (
@@ -25,13 +24,12 @@ from toutates.engine.lane import (
     RowShapes,
 )
 from toutates.engine.long_copies import STEP_BYTES, LongCopies, may_be_kept
-from toutates.engine.result import BatchResult, PendingRequest, Split, Timing
+from toutates.engine.result import BatchResult, PendingRequest, Split
 from toutates.engine.servable import Buffer, Consumer, Content, view_of
-from toutates.engine.splits import KeptSplit, batch_of_contents, batch_of_pieces, settled
+from toutates.engine.splits import KeptSplit, batch_of_contents, batch_of_pieces
 from toutates.engine.supertensor import SuperTensor
 from toutates.protocol.names import request_prefix
 from toutates.protocol.strings import StringRows, are_many
-from toutates.system.errors import ExecutionFailed
 
 __all__ = ["LaneWriter", "StringPort", "Submitter"]
 
@@ -102,7 +100,7 @@ class Submitter:
         self._at_round_end = consumer.at_round_end
         self._about = consumer.about
         self.counters = consumer.counters
-        self._long_copies = LongCopies(supertensor, consumer.at_round_end)
+        self._long_copies = LongCopies(supertensor, self._port, consumer)
         self._commit_asked = False
         #: batches with rows reserved since the last commit
         self._touched: set[Batch] = set()
@@ -474,26 +472,7 @@ class Submitter:
         if len(content) <= STEP_BYTES or not may_be_kept(content):
             target[:] = content
         else:
-            self._long_copies.begin(batch, target, content, partial(self._fail, batch, first))
-
-    def _fail(self, batch: Batch, first: int) -> None:
-        """Rows from ``first`` on could not be copied: their request fails, and the others of the batch run."""
-        with self._lock:
-            pending = batch.pending[self._port]
-            failed = [request for request in pending if request[1] == first and request[2]]
-            pending[:] = [request for request in pending if request[1] != first or not request[2]]
-            ports: list[list[PendingRequest]] = [[] for _ in batch.pending]
-        ports[self._port] = failed
-        now_ns = time.monotonic_ns()
-        outcome = ports, None, ExecutionFailed("internal error"), Timing(now_ns, now_ns, now_ns, now_ns)
-        for told, outputs, error, timing in settled([outcome], self._supertensor, _not_needed, _not_needed):
-            if told[self._port]:
-                self._finish_here(BatchResult(told[self._port], outputs, error, timing))
-
-
-def _not_needed(*given: object) -> NoReturn:
-    """What fails is not run once more."""
-    raise AssertionError(given)
+            self._long_copies.begin(batch, first, target, content)
 
 
 class StringPort:

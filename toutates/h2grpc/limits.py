@@ -56,7 +56,7 @@ class Limits:
 
     Attributes:
         max_concurrent_streams: streams a peer may have open at once (SETTINGS_MAX_CONCURRENT_STREAMS). High, because
-            C-core clients queue calls silently beyond it; an idle stream takes about 1 KiB.
+            C-core clients queue calls silently beyond it; an idle stream takes about 2 KiB.
         max_frame_size: largest frame payload accepted, bytes (SETTINGS_MAX_FRAME_SIZE).
         stream_window: receive window of a stream, bytes: what C-core servers give, so that one large tensor is not
             throttled by a round trip per 64 KiB.
