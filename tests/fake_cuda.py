@@ -314,17 +314,3 @@ def _address(memory: Any) -> int:
     if isinstance(memory, bytes):
         return ctypes.cast(ctypes.c_char_p(memory), ctypes.c_void_p).value or 0
     return ctypes.addressof(memory)
-
-
-def _main() -> None:
-    """``python -m tests.fake_cuda PATH MODEL FLAGS...`` is a server like that of ``tests.e2e.held``, with two GPUs."""
-    from tests.e2e import held
-    from toutates.system import cuda
-
-    cuda.DRIVER_FILES = (Path("/dev/null"),)  # type: ignore[misc, assignment]
-    FakeCuda().install()
-    held.main()
-
-
-if __name__ == "__main__":
-    _main()

@@ -7,18 +7,20 @@ waits so many seconds.
 
 from __future__ import annotations
 
+import runpy
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from onnxruntime import InferenceSession
 
 from tests.e2e.process import ServerProcess, running
 from tests.waiting import wait_until
-from toutates.backends.onnx.session import ModelSession
 
 __all__ = ["Runs", "main", "running_device", "running_held", "waiting_run"]
 
@@ -48,6 +50,10 @@ class Runs:
         """How many have begun so far; those that wait for the test are among them."""
         return int(self._shared[_BEGUN])
 
+    def forget(self) -> None:
+        """Count anew: runs of the load are no request's."""
+        self._shared[_BEGUN] = 0
+
     def wait_begun(self, count: int) -> None:
         """Wait until so many have begun since the file was made."""
         wait_until(lambda: self.begun >= count)
@@ -66,19 +72,16 @@ class Runs:
         self._shared[_ALLOWED] += runs
 
 
-def waiting_run(path: Path, model: str) -> Callable[..., Any]:
-    """What takes the place of ``ModelSession.run``, so that ``Runs(path)`` can hold the runs of a model."""
-    run = ModelSession.run
+def waiting_run(path: Path) -> Callable[[], None]:
+    """What a run does before it computes, so that ``Runs(path)`` can hold it."""
     shared = _shared(path, "r+")
 
-    def wait_and_run(session: ModelSession, *arguments: Any) -> Any:
-        if session.model == model:
-            shared[_BEGUN] += 1
-            number = int(shared[_BEGUN])
-            wait_until(lambda: shared[_ALLOWED] >= number, pause_s=0.001)
-        return run(session, *arguments)
+    def wait() -> None:
+        shared[_BEGUN] += 1
+        number = int(shared[_BEGUN])
+        wait_until(lambda: shared[_ALLOWED] >= number, pause_s=0.001)
 
-    return wait_and_run
+    return wait
 
 
 @contextmanager
@@ -97,18 +100,8 @@ def running_held(
     """
     runs = Runs(folder / "runs")
     with running(repository, folder, flags, module=(*module, str(runs.path), model)) as process:
+        runs.forget()
         yield process, runs
-
-
-def _timed_run(seconds: float, model: str) -> Callable[..., Any]:
-    run = ModelSession.run
-
-    def wait_and_run(session: ModelSession, *arguments: Any) -> Any:
-        if session.model == model:
-            time.sleep(seconds)
-        return run(session, *arguments)
-
-    return wait_and_run
 
 
 @contextmanager
@@ -120,15 +113,27 @@ def running_device(
         yield process
 
 
+def _hold(model: str, wait: Callable[[], None]) -> None:
+    """Have the sessions of a model, which ONNX Runtime knows by their files, wait before each run."""
+
+    def waiting(run: Callable[..., Any]) -> Callable[..., Any]:
+        def wait_and_run(session: Any, *arguments: Any, **more: Any) -> Any:
+            if Path(session._model_path or "").parent.parent.name == model:
+                wait()
+            return run(session, *arguments, **more)
+
+        return wait_and_run
+
+    for name in ("run", "run_with_iobinding", "run_with_ort_values"):
+        setattr(InferenceSession, name, waiting(getattr(InferenceSession, name)))
+
+
 def main() -> None:
     """Be the server."""
-    from toutates.command.main import main as serve
-
     _, path, model, *sys.argv[1:] = sys.argv
     timed = path.replace(".", "").isdigit()
-    run = _timed_run(float(path), model) if timed else waiting_run(Path(path), model)
-    ModelSession.run = run  # type: ignore[method-assign]
-    sys.exit(serve())
+    _hold(model, partial(time.sleep, float(path)) if timed else waiting_run(Path(path)))
+    runpy.run_module("toutates", run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

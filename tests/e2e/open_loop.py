@@ -23,8 +23,8 @@ from typing import Final
 from hpack import Decoder, Encoder, NeverIndexedHeaderTuple
 
 from tests.e2e.process import ROOT
+from tests.e2e.support import pb
 from tests.e2e.wire import framed
-from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 
 __all__ = ["CONNECTIONS", "Report", "offer"]
 
@@ -138,7 +138,7 @@ class _Connection:
 
 
 def _run(port: int, model: str, rate: float, seconds: float, deadline_ms: int | None) -> Report:
-    request = ModelInferRequest(model_name=model)
+    request = pb.ModelInferRequest(model_name=model)
     request.inputs.add(name="INPUT", datatype="FP32", shape=[1, 64])
     request.raw_input_contents.append(bytes(4 * 64))
     message = request.SerializeToString()

@@ -33,6 +33,9 @@ FRESH: Final = ("-m", "toutates")
 #: The ports of HTTP are fixed by default, and tests start many servers at once.
 NO_HTTP: Final = ("--metrics-addr", "off", "--http-addr", "off")
 
+#: Commands that serve nothing, or have defaults of their own.
+_OTHERS: Final = frozenset({"bench", "check", "config", "import", "init", "probe", "proto", "serve", "tune"})
+
 _SERVING = re.compile(r"serving gRPC on 127\.0\.0\.1:(\d+)")
 _REST = re.compile(r", HTTP on 127\.0\.0\.1:(\d+) with ")
 _MANAGEMENT = re.compile(r"management API of TorchServe is on http://127\.0\.0\.1:(\d+)/")
@@ -52,9 +55,9 @@ def environment() -> dict[str, str]:
 def command(*arguments: str) -> list[str]:
     """The command line of ``toutates`` with these arguments.
 
-    A server is without its HTTP side unless they say so, but for one that begins with ``serve``.
+    A server is without its HTTP side unless they say so, but for commands that are not to have that.
     """
-    is_server = arguments[:1] not in (("check",), ("config",), ("probe",), ("serve",))
+    is_server = not arguments or arguments[0] not in _OTHERS
     return [PYTHON, "-m", "toutates", *(NO_HTTP if is_server else ()), *arguments]
 
 

@@ -14,6 +14,7 @@ import requests
 
 from tests.access.tokens import bearer, digest, public_jwk, token, write_keys
 from tests.e2e.control import EXPLICIT
+from tests.e2e.health import request_of, status_of
 from tests.e2e.http import get, peer_of, post
 from tests.e2e.models import add_model, versioned_model
 from tests.e2e.process import ServerProcess, running
@@ -21,7 +22,6 @@ from tests.e2e.wire import client_of
 from tests.optional import skip_without
 from tests.text_models import make_folder
 from tests.waiting import wait_until
-from toutates.protocol.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 grpcclient = pytest.importorskip("tritonclient.grpc")
 httpclient = pytest.importorskip("tritonclient.http")
@@ -304,7 +304,7 @@ def test_health_of_models_is_for_those_who_may_see_them(anonymous: bool, tmp_pat
     ):
 
         def check(service: str, key: str = "sk-search") -> str:
-            request = HealthCheckRequest(service=service).SerializeToString()
+            request = request_of(service)
             metadata = list(headers(key).items())
             try:
                 answer = channel.unary_unary("/grpc.health.v1.Health/Check")(request, timeout=120, metadata=metadata)
@@ -313,7 +313,7 @@ def test_health_of_models_is_for_those_who_may_see_them(anonymous: bool, tmp_pat
             watch = channel.unary_stream("/grpc.health.v1.Health/Watch")(request, timeout=120, metadata=metadata)
             assert next(watch) == answer
             watch.cancel()
-            return HealthCheckResponse.ServingStatus.Name(HealthCheckResponse.FromString(answer).status)
+            return status_of(answer)
 
         assert [check(name) for name in ("", "ready", "mine")] == ["SERVING"] * 3
         # What is open to all is not asked about keys.

@@ -24,10 +24,9 @@ import tritonclient.grpc as triton
 
 from tests.certificates import SERVER_NAME, Files, issue
 from tests.e2e.models import build_repository
-from tests.e2e.process import ROOT, ServerProcess, environment, running
+from tests.e2e.process import ROOT, ServerProcess, environment, run, running
 from tests.e2e.sequence_models import write_accumulator
 from tests.waiting import PATIENCE_S
-from toutates.command.main import main
 
 pytestmark = pytest.mark.long
 
@@ -60,10 +59,22 @@ def secure(repository: Path, files: Files, tmp_path_factory: pytest.TempPathFact
         yield process
 
 
-def bench(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+def bench(*arguments: str) -> tuple[int, dict[str, Any]]:
     """The exit code, and what was printed as JSON."""
-    code = main(["bench", *SHORT, *arguments, "--json"])
-    return code, json.loads(capsys.readouterr().out)
+    return asked(*SHORT, *arguments)
+
+
+def asked(*arguments: str) -> tuple[int, dict[str, Any]]:
+    """The same, without the flags that make it short."""
+    ended = run("bench", *arguments, "--json")
+    return ended.returncode, json.loads(ended.stdout)
+
+
+def refused(code: int, *arguments: str) -> str:
+    """What it says on standard error as it ends with an exit code."""
+    ended = run("bench", *arguments)
+    assert ended.returncode == code
+    return ended.stderr
 
 
 def assert_fine(code: int, found: dict[str, Any], checked: bool = True) -> None:
@@ -86,16 +97,14 @@ def assert_fine(code: int, found: dict[str, Any], checked: bool = True) -> None:
     ],
     ids=" ".join,
 )
-def test_rest_is_measured(everything: ServerProcess, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+def test_rest_is_measured(everything: ServerProcess, arguments: list[str]) -> None:
     if "--rate=100" in arguments:
         arguments = [*arguments, "--seconds=0.5"]
-        code = main(
-            ["bench", *SHORT[:-1], *arguments, "--json", f"http://127.0.0.1:{everything.rest_port}", "-m", "dynamic"]
-        )
-        assert_fine(code, json.loads(capsys.readouterr().out))
+        url = f"http://127.0.0.1:{everything.rest_port}"
+        assert_fine(*asked(*SHORT[:-1], *arguments, url, "-m", "dynamic"))
         return
     models = ["-m", "dynamic", "-m", "texts", "--zipf=1.2", "--shape=dynamic.INPUT:2,3"]
-    assert_fine(*bench(capsys, f"http://127.0.0.1:{everything.rest_port}", *models, *arguments))
+    assert_fine(*bench(f"http://127.0.0.1:{everything.rest_port}", *models, *arguments))
 
 
 @pytest.mark.parametrize(
@@ -109,53 +118,48 @@ def test_rest_is_measured(everything: ServerProcess, capsys: pytest.CaptureFixtu
     ],
     ids=" ".join,
 )
-def test_grpc_is_measured(everything: ServerProcess, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
-    assert_fine(*bench(capsys, everything.address, "-m", "dynamic", *arguments))
+def test_grpc_is_measured(everything: ServerProcess, arguments: list[str]) -> None:
+    assert_fine(*bench(everything.address, "-m", "dynamic", *arguments))
 
 
 def test_outputs_go_into_shared_memory_and_nothing_is_left(
-    everything: ServerProcess, capsys: pytest.CaptureFixture[str]
+    everything: ServerProcess,
 ) -> None:
     options = ["--shared-memory=system", "--output-shared-memory-size=64"]
-    assert_fine(*bench(capsys, everything.address, "-m", "dynamic", *options), checked=False)
+    assert_fine(*bench(everything.address, "-m", "dynamic", *options), checked=False)
     assert not list(Path("/dev/shm").glob(f"toutates-bench-{os.getpid()}-*"))
 
 
 @pytest.mark.parametrize("streaming", [[], ["--streaming"]], ids=["unary", "streaming"])
-def test_sequences_are_sent_from_start_to_end(
-    everything: ServerProcess, capsys: pytest.CaptureFixture[str], streaming: list[str]
-) -> None:
+def test_sequences_are_sent_from_start_to_end(everything: ServerProcess, streaming: list[str]) -> None:
     options = ["--sequence-length=3", "--data=zero", *streaming]
-    assert_fine(*bench(capsys, everything.address, "-m", "accumulator", *options), checked=False)
+    assert_fine(*bench(everything.address, "-m", "accumulator", *options), checked=False)
 
 
 def test_tls_is_used_and_certificates_are_checked(
-    secure: ServerProcess, files: Files, capsys: pytest.CaptureFixture[str]
+    secure: ServerProcess,
+    files: Files,
 ) -> None:
     trust = ["-m", "dynamic", "--tls-ca", str(files.ca), "--tls-server-name", SERVER_NAME]
-    assert_fine(*bench(capsys, f"grpcs://{secure.address}", *trust))
-    assert_fine(*bench(capsys, f"https://127.0.0.1:{secure.rest_port}", *trust))
-    assert main(["bench", *SHORT, f"grpcs://{secure.address}", "-m", "dynamic"]) == 1
-    assert "certificate is not trusted" in capsys.readouterr().err
-    assert main(["bench", *SHORT, secure.address, "-m", "dynamic"]) == 1
-    assert "does it want TLS?" in capsys.readouterr().err
+    assert_fine(*bench(f"grpcs://{secure.address}", *trust))
+    assert_fine(*bench(f"https://127.0.0.1:{secure.rest_port}", *trust))
+    assert "certificate is not trusted" in refused(1, *SHORT, f"grpcs://{secure.address}", "-m", "dynamic")
+    assert "does it want TLS?" in refused(1, *SHORT, secure.address, "-m", "dynamic")
 
 
-def test_data_of_a_file_and_its_expected_outputs_are_compared(
-    everything: ServerProcess, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_data_of_a_file_and_its_expected_outputs_are_compared(everything: ServerProcess, tmp_path: Path) -> None:
     file = tmp_path / "data.json"
     file.write_text(json.dumps({"data": [{"INPUT": [1, 2]}], "validation_data": [{"OUTPUT": [-1, -2]}]}))
     options = ["-m", "dynamic", "--shape=INPUT:2", "-b", "1", "--input-data", str(file)]
-    assert_fine(*bench(capsys, everything.address, *options))
+    assert_fine(*bench(everything.address, *options))
     file.write_text(json.dumps({"data": [{"INPUT": [1, 2]}], "validation_data": [{"OUTPUT": [-1, 2]}]}))
-    code, found = bench(capsys, everything.address, *options)
+    code, found = bench(everything.address, *options)
     assert code == 1
     assert found["wrong"][0] == "model 'dynamic': output 'OUTPUT' has other values"
 
 
 def test_answers_are_compared_with_an_onnx_file_and_another_server(
-    everything: ServerProcess, secure: ServerProcess, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    everything: ServerProcess, secure: ServerProcess, tmp_path: Path
 ) -> None:
     node = onnx.helper.make_node("Abs", ["INPUT"], ["OUTPUT"])
     tensors = [
@@ -164,22 +168,19 @@ def test_answers_are_compared_with_an_onnx_file_and_another_server(
     graph = onnx.helper.make_graph([node], "abs", tensors[:1], tensors[1:])
     file = tmp_path / "model.onnx"
     onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), file)
-    code, found = bench(capsys, everything.address, "-m", "dynamic", "--shape=INPUT:1,8", "--reference", str(file))
+    code, found = bench(everything.address, "-m", "dynamic", "--shape=INPUT:1,8", "--reference", str(file))
     assert code == 1
     assert "has other values" in found["wrong"][0]
-    code, found = bench(capsys, everything.address, "-m", "dynamic", "--reference", everything.address)
+    code, found = bench(everything.address, "-m", "dynamic", "--reference", everything.address)
     assert_fine(code, found)
 
 
-def test_a_range_gives_a_csv_and_a_page(
-    everything: ServerProcess, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_range_gives_a_csv_and_a_page(everything: ServerProcess, tmp_path: Path) -> None:
     table, page = tmp_path / "table.csv", tmp_path / "page.html"
     arguments = ["-m", "dynamic", "-u", everything.address, "-i", "grpc", "--concurrency-range", "1:5:2", "-p", "100"]
     arguments += ["--percentile=99", "--async", "-r", "1", "--max-threads", "4", "-f", str(table), "--html", str(page)]
     arguments += ["--metrics-url", f"http://127.0.0.1:{everything.http_port}/metrics", "--verbose-csv", "--warmup=0"]
-    code = main(["bench", *arguments, "--json"])
-    found = json.loads(capsys.readouterr().out)
+    code, found = asked(*arguments)
     assert [one["load"] for one in found["loads"]] == [
         "1 request at a time",
         "3 requests at a time",
@@ -198,20 +199,20 @@ def test_a_range_gives_a_csv_and_a_page(
 
 
 def test_a_knee_is_found_and_an_impossible_target_is_told(
-    everything: ServerProcess, capsys: pytest.CaptureFixture[str]
+    everything: ServerProcess,
 ) -> None:
-    arguments = ["bench", *SHORT, everything.address, "-m", "dynamic", "--repeats=1"]
-    main([*arguments, "--slo=p50=60s", "--json"])
-    found = json.loads(capsys.readouterr().out)
+    arguments = [*SHORT, everything.address, "-m", "dynamic", "--repeats=1"]
+    _, found = asked(*arguments, "--slo=p50=60s")
     assert found["knee"]["requests_per_second"] > 0 or found["doubt"]
-    assert main([*arguments, "--slo=p50=0.001us"]) == 1
-    out = capsys.readouterr().out
+    ended = run("bench", *arguments, "--slo=p50=0.001us")
+    assert ended.returncode == 1
+    out = ended.stdout
     assert "NO KNEE: at " in out
     assert "above 1e-06 ms" in out
 
 
-def test_a_server_is_compared_with_itself(everything: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
-    _, found = bench(capsys, everything.address, "-m", "dynamic", "--compare", everything.address)
+def test_a_server_is_compared_with_itself(everything: ServerProcess) -> None:
+    _, found = bench(everything.address, "-m", "dynamic", "--compare", everything.address)
     assert [one["figure"] for one in found["differences"]] == ["rate", "p50", "p99"]
     assert len(found["loads"]) == 2
     # Two blocks have an interval that holds whatever chance can do.
@@ -238,34 +239,34 @@ def stalling(pid: int, every_s: float) -> Iterator[None]:
         thread.join()
 
 
-def latency_ms(capsys: pytest.CaptureFixture[str], share: str, *arguments: str) -> float:
-    main(["bench", *arguments, "--repeats=1", "--warmup=0", "-m", "dynamic", "--json"])
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+def latency_ms(share: str, *arguments: str) -> float:
+    _, found = asked(*arguments, "--repeats=1", "--warmup=0", "-m", "dynamic")
     return float(found["latency_us"][share]) / 1e3
 
 
 @pytest.mark.alone
 def test_an_open_loop_shows_stalls_of_the_server(
-    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    repository: Path,
+    tmp_path: Path,
 ) -> None:
     with running(repository, tmp_path, ["--load-models", "dynamic"]) as server, stalling(server.process.pid, 0.8):
         # Of the requests, a fifth came while the server was stopped, and waited for up to 200 ms.
-        assert latency_ms(capsys, "p99", server.address, "--rate=200", "--seconds=2.5") > 100
+        assert latency_ms("p99", server.address, "--rate=200", "--seconds=2.5") > 100
 
 
 @pytest.mark.alone
 def test_stalls_once_a_second_show_at_four_fifths_of_the_knee_and_not_in_a_closed_loop(
-    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    repository: Path,
+    tmp_path: Path,
 ) -> None:
     with running(repository, tmp_path, ["--load-models", "dynamic"]) as server:
-        search = ["--slo=p99=80ms", "--seconds=0.3", "--repeats=1", "--warmup=0.1", "--json"]
-        main(["bench", server.address, "-m", "dynamic", *search])
-        knee = json.loads(capsys.readouterr().out)["knee"]["requests_per_second"]
+        search = ["--slo=p99=80ms", "--seconds=0.3", "--repeats=1", "--warmup=0.1"]
+        knee = asked(server.address, "-m", "dynamic", *search)[1]["knee"]["requests_per_second"]
         assert knee > 0
         with stalling(server.process.pid, 0.8):
-            shown = latency_ms(capsys, "p99", server.address, f"--rate={0.8 * knee:.0f}", "--seconds=4")
+            shown = latency_ms("p99", server.address, f"--rate={0.8 * knee:.0f}", "--seconds=4")
             # A closed loop sends one request for each stall, among all the others: how many depends on the machine.
-            hidden = latency_ms(capsys, "p95", server.address, "--concurrency=1", "--seconds=4")
+            hidden = latency_ms("p95", server.address, "--concurrency=1", "--seconds=4")
     assert shown > 100
     assert hidden < 100
 
@@ -332,7 +333,7 @@ def test_a_server_that_dies_loses_calls_and_is_told(repository: Path, tmp_path: 
         assert "p50" in out
 
 
-def test_a_connection_that_is_reset_is_told_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_connection_that_is_reset_is_told_in_words() -> None:
     def reset() -> None:
         connection, _ = listener.accept()
         connection.recv(1)
@@ -343,9 +344,9 @@ def test_a_connection_that_is_reset_is_told_in_words(capsys: pytest.CaptureFixtu
         port = listener.getsockname()[1]
         thread = threading.Thread(target=reset)
         thread.start()
-        assert main(["bench", f"http://127.0.0.1:{port}", "--model", "dynamic"]) == 1
+        said = refused(1, f"http://127.0.0.1:{port}", "--model", "dynamic")
         thread.join()
-    assert capsys.readouterr().err == f"toutates: error: 127.0.0.1:{port}: Connection reset by peer\n"
+    assert said == f"toutates: error: 127.0.0.1:{port}: Connection reset by peer\n"
 
 
 def _greeting(answer: bytes) -> Callable[[socket.socket], None]:
@@ -372,15 +373,13 @@ def _greeting(answer: bytes) -> Callable[[socket.socket], None]:
         ("http", b"HTTP/1.1 503 Not Ready\r\nContent-Length: 4\r\n\r\nwait", "HTTP 503: wait"),
     ],
 )
-def test_a_server_of_another_protocol_is_told(
-    capsys: pytest.CaptureFixture[str], scheme: str, answer: bytes, said: str
-) -> None:
+def test_a_server_of_another_protocol_is_told(scheme: str, answer: bytes, said: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=_greeting(answer), args=[listener], daemon=True).start()
         url = f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
-        assert main(["bench", *SHORT, url, "-m", "dynamic"]) == 1
+        told = refused(1, *SHORT, url, "-m", "dynamic")
         listener.shutdown(socket.SHUT_RDWR)
-    assert said in capsys.readouterr().err
+    assert said in told
 
 
 @pytest.mark.quick
@@ -418,8 +417,5 @@ def test_a_server_of_another_protocol_is_told(
         (["grpcs://host:1", "-m", "a", "--tls-ca", "/nonexistent"], "--tls-ca: cannot be used"),
     ],
 )
-def test_a_command_line_that_cannot_be_used_is_told(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
-) -> None:
-    assert main(["bench", *arguments]) == 2
-    assert said in capsys.readouterr().err
+def test_a_command_line_that_cannot_be_used_is_told(arguments: list[str], said: str) -> None:
+    assert said in refused(2, *arguments)

@@ -13,7 +13,6 @@ from tests.e2e.process import PYTHON, ServerProcess, run, running
 from tests.extension import NAME, build_extension, is_free_threaded
 from tests.threads import cpus_of_threads
 from tests.waiting import wait_until
-from toutates.system.topology import format_cpu_list
 
 ALLOWED: Final = sorted(os.sched_getaffinity(0))
 
@@ -36,7 +35,7 @@ def wait_for_threads(process: ServerProcess, expected: Mapping[str, set[int]]) -
 @pytest.mark.skipif(len(ALLOWED) < 3, reason="pinning takes three CPUs: manager, executor and worker")
 def test_a_pinned_server_has_every_role_on_cores_of_its_own(repository: Path, tmp_path: Path) -> None:
     cores = ALLOWED[:3]
-    flags = ["--load-models", "mlp", f"--cpu-pinning={format_cpu_list(cores)}", "--processing-cores", "1"]
+    flags = ["--load-models", "mlp", f"--cpu-pinning={','.join(map(str, cores))}", "--processing-cores", "1"]
     flags += ["--executor-threads", "1"]
     with running(repository, tmp_path, flags) as process:
         pid = process.process.pid
@@ -57,7 +56,7 @@ def test_a_pinned_server_has_every_role_on_cores_of_its_own(repository: Path, tm
 
 
 def test_pinning_with_fewer_cores_than_roles_ends_the_start(repository: Path) -> None:
-    few = format_cpu_list(ALLOWED[:2])
+    few = ",".join(map(str, ALLOWED[:2]))
     ended = run("--model-repository", str(repository), f"--cpu-pinning={few}", "--processing-cores", "1")
     assert ended.returncode == 2
     assert ended.stderr.startswith("toutates: error: --cpu-pinning: pinning needs at least 3 CPUs, 1 for the manager, ")

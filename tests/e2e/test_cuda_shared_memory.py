@@ -43,13 +43,13 @@ from tests.e2e.regions import (
 )
 from tests.e2e.support import bytes_tensor
 from tests.fake_cuda import FakeCuda
-from toutates.system.cuda import load_cuda
+from tests.gpus import gpus_here
 
 shm = pytest.importorskip("tritonclient.utils.shared_memory")
 
 CLIENT: Final = "tritonclient.utils.cuda_shared_memory"
 #: What servers run in whose GPU is made up, and in others.
-FAKE, REAL = "tests.fake_cuda", "tests.e2e.held"
+FAKE, REAL = "tests.fake_cuda_server", "tests.e2e.held"
 
 
 @contextmanager
@@ -71,11 +71,11 @@ def gpus(request: pytest.FixtureRequest) -> Iterator[tuple[str, ModuleType, int]
         with FakeCuda().installed(), _cuda_client() as module:
             yield FAKE, module, 2
         return
-    cuda = load_cuda()
-    if cuda is None:
+    count = gpus_here()
+    if not count:
         pytest.skip("no GPU can be used: there is none, or no driver, or cuda-bindings is not installed")
     with _cuda_client() as module:
-        yield REAL, module, cuda.devices
+        yield REAL, module, count
 
 
 @pytest.fixture(scope="module")

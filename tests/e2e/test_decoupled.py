@@ -22,6 +22,7 @@ from tests.e2e.support import (
     grpc,
     infer,
     outputs_of,
+    pb,
     refused,
     request,
     statistics_of,
@@ -30,7 +31,6 @@ from tests.e2e.support import (
 from tests.ensembles import MODELS, add_ensemble, add_graph, pbtxt, step
 from tests.infer.tracing.collector import Collector, children_of, collecting
 from tests.waiting import wait_until
-from toutates.protocol.grpc_service_pb2 import ModelStatistics, ModelStatisticsRequest, ModelStatisticsResponse
 
 #: What the model is to do with a request, as its input says: (what, count, value, number).
 IN_EXECUTE, LATER, RAISE, RETURN, ERROR_FIRST, MISUSE, UNTIL_CANCELLED, EXIT, TELL, STRANGE, HOLD, LET_GO = range(12)
@@ -445,10 +445,10 @@ def test_requests_are_counted_once_whatever_their_responses(channel: Any, stream
     def place(statistics: Any, number: str, kind: str) -> int:
         return int(getattr(statistics.response_stats[number], kind).count)
 
-    after = ModelStatisticsResponse.FromString(
-        call(channel, SERVICE + "ModelStatistics", ModelStatisticsRequest(name=repeat).SerializeToString())
+    after = pb.ModelStatisticsResponse.FromString(
+        call(channel, SERVICE + "ModelStatistics", pb.ModelStatisticsRequest(name=repeat).SerializeToString())
     ).model_stats[0]
-    earlier = ModelStatistics.FromString(before.SerializeToString())  # tritonclient may know nothing of responses
+    earlier = pb.ModelStatistics.FromString(before.SerializeToString())  # tritonclient may know nothing of responses
     found = {
         (number, kind): place(after, number, kind) - place(earlier, number, kind)
         for number in "0123"

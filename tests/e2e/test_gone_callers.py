@@ -26,12 +26,12 @@ import trio
 from tests.e2e.http import Peer, get, peer_of, post
 from tests.e2e.process import ServerProcess, running
 from tests.e2e.python_models import add_model
+from tests.e2e.support import pb
 from tests.e2e.wire import PLAIN, Client, client_of, framed
 from tests.ensembles import add_ensemble, pbtxt, step
+from tests.h2grpc.frames import GOAWAY, frame
 from tests.text_models import make_folder
 from tests.waiting import PATIENCE_S, wait_until
-from toutates.h2grpc.frames import GOAWAY, pack_frame
-from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 
 #: Says what it runs, one line for each request, and then waits as long as the file "held" is there.
 SLOW: Final = """
@@ -484,7 +484,7 @@ def test_predictions_of_torchserve_are_not_begun(server: ServerProcess, reposito
 
 
 def grpc_message(value: int) -> bytes:
-    message = ModelInferRequest(model_name="slow")
+    message = pb.ModelInferRequest(model_name="slow")
     message.inputs.add(name="x", datatype="FP32", shape=[1, 4])
     message.raw_input_contents.append(np.array([value, 0, 0, 0], np.float32).tobytes())
     return framed(message.SerializeToString())
@@ -538,7 +538,7 @@ def test_a_goodbye_of_http2_alone_ends_no_request(server: ServerProcess, reposit
         try:
             stream = begin(client, "REST", STAYS)
             wait_until(lambda: slow.runs == [STAYS])
-            client.sock.sendall(pack_frame(GOAWAY, 0, 0, bytes(8)))
+            client.sock.sendall(frame(GOAWAY, 0, 0, bytes(8)))
             client.call(LIVE, b"")  # so the server has read it
         finally:
             slow.release()

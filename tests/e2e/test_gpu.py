@@ -13,8 +13,8 @@ import pytest
 from tests.e2e.models import CONFIG, add_model, negating_model
 from tests.e2e.process import FRESH, ServerProcess, running
 from tests.e2e.support import triton
+from tests.gpus import gpus_here
 from tests.waiting import wait_until
-from toutates.system.cuda import gpus_seen
 
 pytestmark = pytest.mark.gpu
 
@@ -24,7 +24,7 @@ FLAGS: Final = ("--execution-providers", "cuda", "--metrics-addr", "127.0.0.1:0"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    if not gpus_seen():
+    if not gpus_here():
         pytest.skip("there is no GPU, no driver of NVIDIA, or cuda-bindings is not installed")
     if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
         pytest.skip("this ONNX Runtime has no CUDA: install onnxruntime-gpu in place of onnxruntime")

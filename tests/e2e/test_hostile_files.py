@@ -11,9 +11,8 @@ import pytest
 
 from tests.e2e.hostile_files import HOSTILE, good_graph, put
 from tests.e2e.process import run, running
-from tests.e2e.support import Tensor, call, channel_to, infer, outputs_of, request
+from tests.e2e.support import Tensor, call, channel_to, infer, outputs_of, pb, request
 from tests.waiting import wait_until
-from toutates.protocol import grpc_service_pb2 as pb
 
 pytestmark = pytest.mark.long
 

@@ -14,14 +14,9 @@ import pytest
 from tests.e2e.free_threading import assert_ran_without_gil
 from tests.e2e.models import CONFIG, add_model, greatest_model
 from tests.e2e.process import ServerProcess, running
+from tests.e2e.support import pb
 from tests.e2e.wire import Client, client_of, framed
 from tests.waiting import wait_until
-from toutates.protocol.grpc_service_pb2 import (
-    ModelInferRequest,
-    ModelInferResponse,
-    RepositoryModelLoadRequest,
-    RepositoryModelUnloadRequest,
-)
 
 SERVICE: Final = "/inference.GRPCInferenceService/"
 INFER: Final = SERVICE + "ModelInfer"
@@ -45,7 +40,7 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
 
 def asked(values: npt.NDArray[np.int32]) -> bytes:
     """A request for the greatest number of a row, framed."""
-    message = ModelInferRequest(model_name="greatest")
+    message = pb.ModelInferRequest(model_name="greatest")
     message.inputs.add(name="INPUT", datatype="INT32", shape=[1, len(values)])
     message.raw_input_contents.append(values.tobytes())
     return framed(message.SerializeToString())
@@ -57,7 +52,7 @@ def answer(client: Client, values: npt.NDArray[np.int32]) -> int:
     client.send(stream_id, asked(values))
     response = client.answer(stream_id)
     assert response.status == ("0", "")
-    return int.from_bytes(ModelInferResponse.FromString(response.data[5:]).raw_output_contents[0], "little")
+    return int.from_bytes(pb.ModelInferResponse.FromString(response.data[5:]).raw_output_contents[0], "little")
 
 
 def test_rows_are_right_beside_messages_that_are_reset_or_end_early_or_are_lost(process: ServerProcess) -> None:
@@ -109,8 +104,8 @@ def test_rows_are_right_beside_messages_that_are_reset_or_end_early_or_are_lost(
 def test_a_model_that_is_unloaded_while_a_request_for_it_comes_is_gone_for_that_request(process: ServerProcess) -> None:
     values = np.arange(ROW, dtype=np.int32)
     octets = asked(values)
-    unload = RepositoryModelUnloadRequest(model_name="greatest").SerializeToString()
-    load = RepositoryModelLoadRequest(model_name="greatest").SerializeToString()
+    unload = pb.RepositoryModelUnloadRequest(model_name="greatest").SerializeToString()
+    load = pb.RepositoryModelLoadRequest(model_name="greatest").SerializeToString()
     with client_of(process.port) as client, client_of(process.port) as other:
         assert answer(client, values) == ROW - 1
         stream_id = client.start(INFER)

@@ -18,10 +18,9 @@ from tests.e2e.held import Runs, running_held
 from tests.e2e.http import peer_of, post
 from tests.e2e.models import CONFIG, add_model, heavy_model
 from tests.e2e.process import ServerProcess, run, running
-from tests.e2e.support import triton
+from tests.e2e.support import pb, triton
 from tests.waiting import wait_until
 from toutates.bench.load import Asked, Load, run_load
-from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 
 TARGET_MS: Final = 400
 BODY: Final = json.dumps({"inputs": [{"name": "INPUT", "shape": [1, 64], "datatype": "FP32", "data": [0.5] * 64}]})
@@ -144,7 +143,7 @@ def test_three_times_the_load_leaves_half_of_the_goodput_or_more(tmp_path: Path)
     target_ms = 300
     config = CONFIG.format(4, 512) + f"latency_target_ms: {target_ms}\n"
     add_model(tmp_path / "models", "m", heavy_model(20), config=config)
-    request = ModelInferRequest(model_name="m", raw_input_contents=[np.full(64, 0.5, np.float32).tobytes()])
+    request = pb.ModelInferRequest(model_name="m", raw_input_contents=[np.full(64, 0.5, np.float32).tobytes()])
     request.inputs.add(name="INPUT", datatype="FP32", shape=(1, 64))
     asked = [Asked("/inference.GRPCInferenceService/ModelInfer", request.SerializeToString())]
     with running(tmp_path / "models", tmp_path) as server:

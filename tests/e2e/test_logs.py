@@ -16,15 +16,10 @@ from typing import Any
 import pytest
 
 from tests.e2e.process import ServerProcess, command, environment, run, running
+from tests.e2e.support import pb
 from tests.e2e.wire import client_of
 from tests.ports import free_port
 from tests.waiting import wait_until
-from toutates.protocol.grpc_service_pb2 import (
-    LogSettingsRequest,
-    LogSettingsResponse,
-    ModelInferRequest,
-    TraceSettingRequest,
-)
 
 pytestmark = pytest.mark.long
 
@@ -32,15 +27,15 @@ SERVICE = "/inference.GRPCInferenceService/"
 
 
 def slow(identifier: str = "", model: str = "slow") -> bytes:
-    message = ModelInferRequest(model_name=model, id=identifier)
+    message = pb.ModelInferRequest(model_name=model, id=identifier)
     message.inputs.add(name="INPUT", datatype="INT64", shape=[1, 1])
     message.raw_input_contents.append((1).to_bytes(8, "little"))
     return message.SerializeToString()
 
 
-def change(port: int, **levels: str | bool | int) -> LogSettingsResponse:
+def change(port: int, **levels: str | bool | int) -> Any:
     """LogSettings; a double underscore stands for a dot."""
-    request = LogSettingsRequest()
+    request = pb.LogSettingsRequest()
     for key, value in levels.items():
         setting = request.settings[key.replace("__", ".")]
         if isinstance(value, bool):
@@ -52,13 +47,13 @@ def change(port: int, **levels: str | bool | int) -> LogSettingsResponse:
     with client_of(port) as client:
         answer = client.call(SERVICE + "LogSettings", request.SerializeToString())
     assert answer.status == ("0", ""), answer.status
-    return LogSettingsResponse.FromString(answer.data[5:])
+    return pb.LogSettingsResponse.FromString(answer.data[5:])
 
 
 def test_what_has_no_effect_is_said_once(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
-    message = ModelInferRequest.FromString(slow())
+    message = pb.ModelInferRequest.FromString(slow())
     message.parameters["timeout"].int64_param = 1_000_000
     with running(repository, tmp_path, ["--load-models", "slow"]) as process:
         assert (
@@ -69,7 +64,7 @@ def test_what_has_no_effect_is_said_once(repository: Path, tmp_path: Path, monke
             with client_of(process.port) as client:
                 answer = client.call(SERVICE + "ModelInfer", message.SerializeToString())
                 assert answer.status == ("0", "")
-                request = TraceSettingRequest()
+                request = pb.TraceSettingRequest()
                 request.settings["trace_level"].value.append("TIMESTAMP")
                 refused = client.call(SERVICE + "TraceSetting", request.SerializeToString())
                 assert refused.status == (

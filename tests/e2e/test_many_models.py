@@ -17,11 +17,12 @@ from tests.e2e.control import answer, client_of
 from tests.e2e.models import add_model, versioned_model
 from tests.e2e.process import running
 from tests.waiting import wait_until
-from toutates.api.dataplane.beside import MANY
 
 InferenceServerException = pytest.importorskip("tritonclient.utils").InferenceServerException
 
 
+#: Models above which a listing of them is made beside the event loop.
+MANY = 256
 ACCESS: Final = f"""
 anonymous: [inference, metadata, health]
 keys:

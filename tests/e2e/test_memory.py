@@ -20,9 +20,8 @@ from bench.models import payload_models
 from bench.process import peak_mib, reset_peak, resident_mib
 from tests.e2e.prepared import prepared_connection
 from tests.e2e.process import ServerProcess, running
-from tests.e2e.support import triton
+from tests.e2e.support import pb, triton
 from tests.waiting import PATIENCE_S, wait_until
-from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 #: 50 bytes for each of the requests; 500 for each of the connections.
@@ -42,7 +41,7 @@ def process(repository: Path, tmp_path: Path) -> Iterator[ServerProcess]:
 
 
 def message() -> bytes:
-    request = ModelInferRequest(model_name="mlp", id="always the same")
+    request = pb.ModelInferRequest(model_name="mlp", id="always the same")
     request.inputs.add(name="INPUT", datatype="FP32", shape=[1, 64])
     request.raw_input_contents.append(bytes(4 * 64))
     return request.SerializeToString()

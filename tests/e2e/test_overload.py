@@ -18,8 +18,8 @@ from tests.e2e.held import running_device
 from tests.e2e.models import CONFIG, add_model, heavy_model
 from tests.e2e.open_loop import Report, offer
 from tests.e2e.process import ServerProcess
+from tests.e2e.support import pb
 from tests.e2e.wire import client_of
-from toutates.protocol.grpc_service_pb2 import ModelStatisticsRequest, ModelStatisticsResponse
 
 #: What is measured again where the machine is busy may take minutes.
 pytestmark = pytest.mark.timeout(600)
@@ -49,9 +49,9 @@ def heavy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 def rows_run(process: ServerProcess) -> int:
     """By the model's executor so far, wanted or not."""
     with client_of(process.port) as client:
-        question = ModelStatisticsRequest(name="heavy").SerializeToString()
+        question = pb.ModelStatisticsRequest(name="heavy").SerializeToString()
         answer = client.call("/inference.GRPCInferenceService/ModelStatistics", question)
-    [statistics] = ModelStatisticsResponse.FromString(answer.data[5:]).model_stats
+    [statistics] = pb.ModelStatisticsResponse.FromString(answer.data[5:]).model_stats
     return sum(batch.batch_size * batch.compute_infer.count for batch in statistics.batch_stats)
 
 
@@ -128,13 +128,12 @@ def test_of_far_too_much_everything_is_answered_or_refused_and_the_next_is_answe
 @pytest.mark.long
 def test_heavy_model_returns_its_input(heavy: ServerProcess) -> None:
     """Or the tests above would be about nothing."""
-    from toutates.protocol.grpc_service_pb2 import ModelInferRequest, ModelInferResponse
 
     row = np.arange(64, dtype=np.float32)
-    request = ModelInferRequest(model_name="heavy")
+    request = pb.ModelInferRequest(model_name="heavy")
     request.inputs.add(name="INPUT", datatype="FP32", shape=[1, 64])
     request.raw_input_contents.append(row.tobytes())
     with client_of(heavy.port) as client:
         answer = client.call("/inference.GRPCInferenceService/ModelInfer", request.SerializeToString())
-    response = ModelInferResponse.FromString(answer.data[5:])
+    response = pb.ModelInferResponse.FromString(answer.data[5:])
     np.testing.assert_array_equal(np.frombuffer(response.raw_output_contents[0], np.float32), row)

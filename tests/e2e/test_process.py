@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.process import FRESH, ServerProcess, command, environment, run, running
+from tests.e2e.support import pb
 from tests.e2e.wire import client_of
 from tests.waiting import wait_until
-from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 
 pytestmark = pytest.mark.long
 
@@ -22,7 +22,7 @@ INFER = "/inference.GRPCInferenceService/ModelInfer"
 
 def slow() -> bytes:
     """A request that takes about a millisecond."""
-    message = ModelInferRequest(model_name="slow")
+    message = pb.ModelInferRequest(model_name="slow")
     message.inputs.add(name="INPUT", datatype="INT64", shape=[1, 1])
     message.raw_input_contents.append((1).to_bytes(8, "little"))
     return message.SerializeToString()

@@ -20,7 +20,6 @@ from tests.e2e.process import ServerProcess, is_alive, run, running
 from tests.e2e.support import triton
 from tests.repositories.s3_services import Proxy, S3Service
 from tests.waiting import wait_until
-from toutates.models.table import UNLOADED
 
 #: The kernel spreads so many connections over two processes, but for one time in half a million.
 CONNECTIONS: Final = 20
@@ -116,7 +115,7 @@ def test_a_load_by_any_connection_is_a_load_in_all_processes(clients: Sequence[A
         clients[-number].unload_model("second")
         assert not any(client.is_model_ready("second") for client in clients)
         # An unload returns when no process takes requests for the model; its memory goes a moment later.
-        gone = {(("first", "1", "READY", ""), ("second", "1", "UNAVAILABLE", UNLOADED))}
+        gone = {(("first", "1", "READY", ""), ("second", "1", "UNAVAILABLE", "unloaded"))}
         wait_until(lambda gone=gone: {tuple(index(client)) for client in clients} == gone)  # type: ignore[misc]
     assert {fails(lambda client=client: client.load_model("third")) for client in clients} == {  # type: ignore[misc]
         (

@@ -14,8 +14,7 @@ import pytest
 import requests
 
 from tests.docs_blocks import code_blocks
-from tests.e2e.process import ServerProcess, running
-from toutates.command.main import main
+from tests.e2e.process import ServerProcess, run, running
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = {path.name: path.read_bytes() for path in (ROOT / "proto").glob("*.proto")}
@@ -26,7 +25,7 @@ NODE_PACKAGES = ("@grpc/grpc-js", "@grpc/proto-loader")
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("server")
-    assert main(["init", str(folder / "models")]) == 0
+    assert run("init", str(folder / "models")).returncode == 0
     with running(folder / "models", folder, ("--http-addr", "127.0.0.1:0")) as process:
         yield process
         assert process.stop() == 0
@@ -48,17 +47,19 @@ def test_a_server_hands_the_files_out(server: ServerProcess) -> None:
         assert session.send(own, timeout=120).status_code == 404
 
 
-def test_a_command_writes_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_writes_them(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "proto"
     (tmp_path / "new").mkdir()
     for _ in range(2):
-        assert main(["proto", str(folder)]) == 0
+        ended = run("proto", str(folder))
+        assert ended.returncode == 0
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == FILES
-        assert capsys.readouterr().out.splitlines() == [str(folder / name) for name in FILES_IN_ORDER]
+        assert ended.stdout.splitlines() == [str(folder / name) for name in FILES_IN_ORDER]
         (folder / "health.proto").write_text("older")
     (tmp_path / "file").write_text("")
-    assert main(["proto", str(tmp_path / "file")]) == 1
-    assert str(tmp_path / "file") in capsys.readouterr().err
+    ended = run("proto", str(tmp_path / "file"))
+    assert ended.returncode == 1
+    assert str(tmp_path / "file") in ended.stderr
 
 
 FILES_IN_ORDER = ("grpc_service.proto", "model_config.proto", "health.proto", "reflection.proto")

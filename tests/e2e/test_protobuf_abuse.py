@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
 
 from tests.e2e.process import ServerProcess
+from tests.e2e.support import pb
 from tests.e2e.wire import Client, client_of
 from tests.infer_messages import MANY
 from tests.protobuf_fields import field_of as field
 from tests.protobuf_fields import varint
-from toutates.infer.structure import MAX_FIELDS
-from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 
 SERVICE: Final = "/inference.GRPCInferenceService/"
 INFER: Final = SERVICE + "ModelInfer"
 INVALID: Final = "3"
+#: Fields that a request may have.
+MAX_FIELDS: Final = 16_384
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +29,8 @@ def client(server: ServerProcess) -> Iterator[Client]:
         yield client
 
 
-def addsub() -> ModelInferRequest:
-    message = ModelInferRequest(model_name="addsub")
+def addsub() -> Any:
+    message = pb.ModelInferRequest(model_name="addsub")
     for name in ("INPUT0", "INPUT1"):
         message.inputs.add(name=name, datatype="INT32", shape=[1, 16])
         message.raw_input_contents.append(np.arange(16, dtype=np.int32).tobytes())

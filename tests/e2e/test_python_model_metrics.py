@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from tests.e2e.process import ServerProcess, running
 from tests.e2e.python_models import add_model
-from tests.observe.metrics.support import PARSERS
 from tests.waiting import wait_until
-from toutates.observe.metrics.exposition import Format
 
 METHODS = """
 def initialize(self, args):
@@ -104,12 +104,12 @@ def test_metrics_of_a_model_are_added_up_over_its_instances(server: ServerProces
 
 
 def test_both_formats_can_be_read_and_no_name_of_the_servers_is_taken(server: ServerProcess) -> None:
-    plain = {family.name: family for family in PARSERS[Format.TEXT](scrape(server))}
+    plain = {family.name: family for family in parse_text(scrape(server))}
     assert plain["depth"].type == "gauge"
     assert plain["sizes"].type == "histogram"
     assert {sample.labels["version"] for sample in plain["toutates_info"].samples} != set()
     text = scrape(server, "application/openmetrics-text; version=1.0.0")
-    families = {family.name for family in PARSERS[Format.OPENMETRICS](text)}
+    families = {family.name for family in parse_openmetrics(text)}
     assert {"depth", "sizes", "rows_seen"} <= families
     assert text.count("# TYPE toutates") > 3
     assert "Not mine" not in text

@@ -23,10 +23,10 @@ from h2.exceptions import ProtocolError
 
 from tests.certificates import Files, issue
 from tests.e2e.process import ServerProcess, running
+from tests.e2e.support import pb
 from tests.e2e.wire import PLAIN, Client, framed
 from tests.e2e.wire import Answer as StreamAnswer
 from tests.h2grpc.frames import DATA, END_STREAM, GOAWAY, HEADERS, data, parse
-from toutates.protocol.grpc_service_pb2 import ModelInferRequest, ModelInferResponse, ServerLiveResponse
 
 LENGTH: Final = "inference-header-content-length"
 INFER: Final = "/v2/models/dynamic/infer"
@@ -184,7 +184,7 @@ def test_each_route_answers_as_over_http1(
                 assert second == first, (method, path)
                 assert "date" in answer.headers
         live = client.call("/inference.GRPCInferenceService/ServerLive", b"")
-        assert ServerLiveResponse.FromString(live.data[5:]).live
+        assert pb.ServerLiveResponse.FromString(live.data[5:]).live
 
 
 def test_the_management_api_of_torchserve(secure: ServerProcess, files: Files) -> None:
@@ -199,7 +199,7 @@ def test_the_management_api_of_torchserve(secure: ServerProcess, files: Files) -
 
 
 def test_grpc_and_rest_share_a_connection(server: ServerProcess) -> None:
-    message = ModelInferRequest(model_name="dynamic")
+    message = pb.ModelInferRequest(model_name="dynamic")
     message.inputs.add(name="INPUT", datatype="FP32", shape=[1, 2])
     message.raw_input_contents.append(struct.pack("<2f", 1, 2))
     body, fields = in_binary([1, 2])
@@ -212,7 +212,7 @@ def test_grpc_and_rest_share_a_connection(server: ServerProcess) -> None:
             client.send(call, framed(message.SerializeToString()))
             streams.append((call, request))
         for call, request in streams:
-            response = ModelInferResponse.FromString(client.answer(call).data[5:])
+            response = pb.ModelInferResponse.FromString(client.answer(call).data[5:])
             assert response.raw_output_contents[0] == struct.pack("<2f", -1, -2)
             answer = client.answer(request)
             assert answer.headers[":status"] == "200"

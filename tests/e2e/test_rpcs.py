@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from tests.e2e.control import EXPLICIT
+from tests.e2e.health import request_of, status_of
 from tests.e2e.models import DATATYPES, VERSIONS
 from tests.e2e.process import ServerProcess, running
 from tests.e2e.support import INFER, SERVICE, Tensor, call, channel_to, grpc, pb, refused, request, triton
 from tests.waiting import PATIENCE_S
-from toutates.protocol.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 HEALTH = "/grpc.health.v1.Health/"
 
@@ -212,17 +212,17 @@ def test_server_calls_a_message_it_cannot_parse_an_internal_error(channel: Any, 
 
 def check(channel: Any, service: str, **options: Any) -> str:
     """The status of a service; that of the call where it is an error."""
-    request = HealthCheckRequest(service=service).SerializeToString()
+    request = request_of(service)
     try:
         answer = channel.unary_unary(HEALTH + "Check")(request, timeout=120, **options)
     except grpc.RpcError as error:
         return str(error.code().name)
-    return HealthCheckResponse.ServingStatus.Name(HealthCheckResponse.FromString(answer).status)
+    return status_of(answer)
 
 
 def statuses(stream: Any) -> Iterator[str]:
     """What a Watch call is told."""
-    return (HealthCheckResponse.ServingStatus.Name(HealthCheckResponse.FromString(one).status) for one in stream)
+    return (status_of(one) for one in stream)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_health_check_answers_for_the_server_its_services_and_models(channel: An
 @pytest.mark.parametrize("service", ["anything", "Liveness", "inference.Other", "mlp2", "x" * 2_000])
 def test_health_check_of_what_there_is_not_is_not_found(channel: Any, service: str) -> None:
     assert check(channel, service) == "NOT_FOUND"
-    stream = channel.unary_stream(HEALTH + "Watch")(HealthCheckRequest(service=service).SerializeToString())
+    stream = channel.unary_stream(HEALTH + "Watch")(request_of(service))
     assert next(statuses(stream)) == "SERVICE_UNKNOWN"
     stream.cancel()
 
@@ -256,7 +256,7 @@ def test_a_model_is_watched_as_it_comes_and_goes(repository: Path, tmp_path: Pat
     with running(repository, tmp_path, flags) as process, channel_to(process.address) as channel:
 
         def watch(service: str) -> Iterator[str]:
-            request = HealthCheckRequest(service=service).SerializeToString()
+            request = request_of(service)
             return statuses(channel.unary_stream(HEALTH + "Watch")(request, timeout=120))
 
         def control(name: str) -> None:
@@ -285,10 +285,10 @@ def test_health_watch_says_not_serving_when_the_server_stops(broken_repository: 
         running(broken_repository, tmp_path, ["--load-models", "good"]) as process,
         channel_to(process.address) as channel,
     ):
-        stream = channel.unary_stream(HEALTH + "Watch")(HealthCheckRequest().SerializeToString(), timeout=120)
-        assert HealthCheckResponse.FromString(next(stream)).status == HealthCheckResponse.SERVING
+        stream = channel.unary_stream(HEALTH + "Watch")(request_of(), timeout=120)
+        assert status_of(next(stream)) == "SERVING"
         process.process.terminate()
-        assert HealthCheckResponse.FromString(next(stream)).status == HealthCheckResponse.NOT_SERVING
+        assert status_of(next(stream)) == "NOT_SERVING"
         with pytest.raises(grpc.RpcError) as caught:
             next(stream)
         assert caught.value.code().name == "UNAVAILABLE"
@@ -296,11 +296,11 @@ def test_health_watch_says_not_serving_when_the_server_stops(broken_repository: 
 
 
 def test_a_health_watch_that_its_caller_ends_leaves_the_server_well(channel: Any) -> None:
-    stream = channel.unary_stream(HEALTH + "Watch")(HealthCheckRequest().SerializeToString(), timeout=120)
+    stream = channel.unary_stream(HEALTH + "Watch")(request_of(), timeout=120)
     next(stream)
     stream.cancel()
     answer = call(channel, HEALTH + "Check", b"")
-    assert HealthCheckResponse.FromString(answer).status == HealthCheckResponse.SERVING
+    assert status_of(answer) == "SERVING"
 
 
 # --- the other interfaces of tritonclient

@@ -29,8 +29,8 @@ from tests.e2e.regions import (
     serving_regions,
 )
 from tests.e2e.support import bytes_tensor
+from tests.gpus import gpus_here
 from tests.waiting import wait_until
-from toutates.system.cuda import load_cuda
 
 shm = pytest.importorskip("tritonclient.utils.shared_memory")
 
@@ -149,7 +149,7 @@ def test_what_is_no_object_or_does_not_fit_it_is_refused(client: Client) -> None
 
 
 def test_cuda_memory_is_refused_without_a_gpu(client: Client) -> None:
-    if load_cuda() is not None:
+    if gpus_here():
         pytest.skip("there is a GPU")
     handle = b"QUFB" * 21 + b"QQ=="  # of 64 bytes
     text = client.refusal(lambda: client.client.register_cuda_shared_memory("c", handle, 0, 64), INVALID)

@@ -14,6 +14,7 @@ import pytest
 
 from tests.access.tokens import bearer, digest
 from tests.e2e.control import EXPLICIT
+from tests.e2e.health import request_of, status_of
 from tests.e2e.http import get, peer_of, post
 from tests.e2e.models import add_model, versioned_model
 from tests.e2e.process import run, running
@@ -21,7 +22,6 @@ from tests.e2e.python_models import add_model as add_python_model
 from tests.e2e.support import SERVICE, Tensor, call, channel_to, infer, outputs_of, pb, request
 from tests.ensembles import pbtxt
 from tests.waiting import wait_until
-from toutates.protocol.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 Form = Literal["NFC", "NFD"]
 
@@ -88,9 +88,8 @@ def test_a_model_is_found_however_its_letters_are_composed(form: Form, tmp_path:
             stats = call(channel, SERVICE + "ModelStatistics", pb.ModelStatisticsRequest(name=name).SerializeToString())
             [statistics] = pb.ModelStatisticsResponse.FromString(stats).model_stats
             assert statistics.name == own
-            check = HealthCheckRequest(service=name).SerializeToString()
-            health = HealthCheckResponse.FromString(call(channel, "/grpc.health.v1.Health/Check", check))
-            assert health.status == HealthCheckResponse.SERVING
+            check = request_of(name)
+            assert status_of(call(channel, "/grpc.health.v1.Health/Check", check)) == "SERVING"
         assert statistics.inference_stats.success.count == 12
         given = request("ensemble", Tensor("IN", "INT32", (2, 4), ROWS.tobytes()))
         np.testing.assert_array_equal(outputs_of(infer(channel, given))["OUT"], ROWS + 1)

@@ -20,12 +20,11 @@ import requests
 from onnx import TensorProto, helper
 
 from tests.e2e.http import get, peer_of, post
-from tests.e2e.process import ROOT, ServerProcess, running
+from tests.e2e.process import ROOT, ServerProcess, run, running
 from tests.graphs import model, tensor
 from tests.optional import skip_without
 from tests.text_models import encoder_graph, hidden, ids_of, make_folder
 from tests.waiting import wait_until
-from toutates.command.main import main
 
 skip_without("openai")
 
@@ -321,14 +320,12 @@ def test_the_client_of_the_page_works(server: ServerProcess, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("api", ["openai", "tei"])
-def test_embeddings_are_measured_by_toutates_bench(
-    server: ServerProcess, capsys: pytest.CaptureFixture[str], api: str
-) -> None:
+def test_embeddings_are_measured_by_toutates_bench(server: ServerProcess, api: str) -> None:
     arguments = ["--api", api, "-m", "minilm", "-b", "2", "--string-length", "20", "--concurrency", "2", "--json"]
     arguments += ["--seconds", "0.15", "--repeats", "1", "--warmup", "0", "-H", "Authorization: Bearer sk-first"]
-    code = main(["bench", f"http://127.0.0.1:{server.rest_port}", *arguments])
-    found = json.loads(capsys.readouterr().out)
+    ended = run("bench", f"http://127.0.0.1:{server.rest_port}", *arguments)
+    found = json.loads(ended.stdout)
     assert found["statuses"] == {"OK": found["statuses"]["OK"]}, found["texts"]
     assert found["checked"] > 0
     assert found["wrong"] == []
-    assert code == bool(found["doubt"])  # on a busy machine
+    assert ended.returncode == bool(found["doubt"])  # on a busy machine

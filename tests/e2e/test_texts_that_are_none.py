@@ -17,9 +17,8 @@ from tests.e2e import models
 from tests.e2e.http import get, peer_of, post
 from tests.e2e.process import ServerProcess, command, environment, running
 from tests.e2e.streams import conversation
-from tests.e2e.support import Tensor, bytes_tensor, channel_to, infer, request
+from tests.e2e.support import Tensor, bytes_tensor, channel_to, infer, pb, request
 from tests.waiting import wait_until
-from toutates.protocol import grpc_service_pb2 as pb
 
 QUOTES = """
 import json

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 import requests
 
-from tests.e2e.process import ServerProcess, running
+from tests.e2e.process import ServerProcess, run, running
 from tests.torchserve_archives import HANDLER, contents, mar
-from toutates.repositories.torchserve.importing import import_archive
 
 pytestmark = pytest.mark.long
 
@@ -84,10 +83,10 @@ def slow() -> Iterator[SlowSource]:
 @pytest.fixture(scope="module")
 def server(store: Path, slow: SlowSource, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     repository = tmp_path_factory.mktemp("models")
-    for version in ("1.0", "2.0"):
-        import_archive(store / f"lengths-{version}.mar", repository)
     function = tmp_path_factory.mktemp("archives") / "words.mar"
-    import_archive(mar(function, contents(files={"handler.py": FUNCTION}, modelName="words")), repository)
+    mar(function, contents(files={"handler.py": FUNCTION}, modelName="words"))
+    for archive in (store / "lengths-1.0.mar", store / "lengths-2.0.mar", function):
+        assert run("import", str(archive), "--output", str(repository)).returncode == 0
     flags = ("--model-control-mode", "explicit", "--load-model", "*", "--torchserve-model-store", str(store))
     urls = ("--torchserve-allowed-urls", f"http://127.0.0.1:{slow.server_port}/")
     with running(repository, tmp_path_factory.mktemp("server"), (*FLAGS, *flags, *urls)) as process:

@@ -15,9 +15,9 @@ import requests
 from tests.e2e.control import EXPLICIT, client_of
 from tests.e2e.models import add_model, versioned_model
 from tests.e2e.process import ServerProcess, running
+from tests.e2e.support import pb
 from tests.waiting import wait_until
 from toutates.bench.load import Asked, Load, LoadFailed, LoadResult, run_load
-from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 
 _INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
 _SECONDS: Final = 5.0
@@ -39,7 +39,7 @@ _FLAGS: Final = (*EXPLICIT, "--load-model=*", "--http-addr", "127.0.0.1:0", "--m
 
 
 def _asked(model: str, number: int) -> Asked:
-    request = ModelInferRequest(model_name=model, id=f"user-{number}", raw_input_contents=[bytes(16)])
+    request = pb.ModelInferRequest(model_name=model, id=f"user-{number}", raw_input_contents=[bytes(16)])
     request.inputs.add(name="INPUT", datatype="INT32", shape=[1, 4])
     return Asked(_INFER, request.SerializeToString(), 1)
 

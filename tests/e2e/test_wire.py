@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.process import ServerProcess, running
+from tests.e2e.support import pb
 from tests.e2e.wire import Answer, Client, client_of, framed
 from tests.waiting import wait_until
-from toutates.protocol.grpc_service_pb2 import ModelInferRequest, ModelInferResponse, ServerMetadataResponse
 
 SERVICE = "/inference.GRPCInferenceService/"
 INFER = SERVICE + "ModelInfer"
@@ -22,14 +22,14 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
 def infer_message(rows: int = 1) -> bytes:
-    message = ModelInferRequest(model_name="dynamic", id="i")
+    message = pb.ModelInferRequest(model_name="dynamic", id="i")
     message.inputs.add(name="INPUT", datatype="FP32", shape=[rows, 500])
     message.raw_input_contents.append(bytes(4 * 500 * rows))
     return message.SerializeToString()
 
 
 def assert_inferred(data: bytes, rows: int = 1) -> None:
-    response = ModelInferResponse.FromString(data)
+    response = pb.ModelInferResponse.FromString(data)
     assert response.id == "i"
     assert list(response.outputs[0].shape) == [rows, 500]
     assert response.raw_output_contents[0] == struct.pack("<f", -0.0) * 500 * rows
@@ -98,7 +98,7 @@ def test_other_rpcs_are_not_compressed(compressing: tuple[str, ServerProcess]) -
     with client_of(compressing[1].port) as client:
         answer = client.call(SERVICE + "ServerMetadata", b"", [("grpc-accept-encoding", "gzip, deflate")])
         assert answer.data[0] == 0
-        assert ServerMetadataResponse.FromString(answer.data[5:]).name == "triton"
+        assert pb.ServerMetadataResponse.FromString(answer.data[5:]).name == "triton"
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])

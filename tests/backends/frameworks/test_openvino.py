@@ -12,7 +12,8 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from tests.backends.frameworks.support import inspect, mlp, predict, refused, running_sum
+from tests.backends.frameworks.graphs import mlp, running_sum
+from tests.backends.frameworks.support import inspect, predict, refused
 from tests.backends.plugins.packages import write_model
 
 # Whose own import switches the GIL on, which the backend avoids.
