@@ -30,7 +30,7 @@ def slow(identifier: str = "", model: str = "slow") -> bytes:
     message = pb.ModelInferRequest(model_name=model, id=identifier)
     message.inputs.add(name="INPUT", datatype="INT64", shape=[1, 1])
     message.raw_input_contents.append((1).to_bytes(8, "little"))
-    return message.SerializeToString()
+    return bytes(message.SerializeToString())
 
 
 def change(port: int, **levels: str | bool | int) -> Any:

@@ -44,7 +44,7 @@ def message() -> bytes:
     request = pb.ModelInferRequest(model_name="mlp", id="always the same")
     request.inputs.add(name="INPUT", datatype="FP32", shape=[1, 64])
     request.raw_input_contents.append(bytes(4 * 64))
-    return request.SerializeToString()
+    return bytes(request.SerializeToString())
 
 
 def anonymous_kib(process: ServerProcess) -> int:

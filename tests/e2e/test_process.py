@@ -25,7 +25,7 @@ def slow() -> bytes:
     message = pb.ModelInferRequest(model_name="slow")
     message.inputs.add(name="INPUT", datatype="INT64", shape=[1, 1])
     message.raw_input_contents.append((1).to_bytes(8, "little"))
-    return message.SerializeToString()
+    return bytes(message.SerializeToString())
 
 
 # --- the end

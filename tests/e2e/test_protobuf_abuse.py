@@ -67,7 +67,7 @@ def test_other_requests_are_as_small_as_they_are(client: Client, rpc: str) -> No
 def with_dims(*dims: int) -> bytes:
     message = addsub()
     message.inputs[1].shape[:] = dims
-    return message.SerializeToString()
+    return bytes(message.SerializeToString())
 
 
 DIMS: Final[dict[str, tuple[int, ...]]] = {

@@ -109,7 +109,7 @@ def test_both_formats_can_be_read_and_no_name_of_the_servers_is_taken(server: Se
     assert plain["sizes"].type == "histogram"
     assert {sample.labels["version"] for sample in plain["toutates_info"].samples} != set()
     text = scrape(server, "application/openmetrics-text; version=1.0.0")
-    families = {family.name for family in parse_openmetrics(text)}
+    families = {family.name for family in parse_openmetrics(text)}  # type: ignore[no-untyped-call]
     assert {"depth", "sizes", "rows_seen"} <= families
     assert text.count("# TYPE toutates") > 3
     assert "Not mine" not in text

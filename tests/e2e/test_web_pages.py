@@ -17,11 +17,11 @@ import pytest
 from tests.certificates import SERVER_NAME, issue
 from tests.e2e.control import EXPLICIT, client_of, index
 from tests.e2e.http import Answer, get, peer_of, post
-from tests.e2e.inside import Inside, serve
 from tests.e2e.models import add_model, versioned_model
 from tests.e2e.process import ServerProcess, running
 from tests.e2e.support import triton
 from tests.observe.status.chromium import browser, find_chromium
+from tests.server.inside import Inside, serve
 from tests.waiting import wait_until
 from toutates.system.address import Address
 

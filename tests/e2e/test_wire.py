@@ -25,7 +25,7 @@ def infer_message(rows: int = 1) -> bytes:
     message = pb.ModelInferRequest(model_name="dynamic", id="i")
     message.inputs.add(name="INPUT", datatype="FP32", shape=[rows, 500])
     message.raw_input_contents.append(bytes(4 * 500 * rows))
-    return message.SerializeToString()
+    return bytes(message.SerializeToString())
 
 
 def assert_inferred(data: bytes, rows: int = 1) -> None:

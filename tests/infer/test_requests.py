@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.e2e.inside import Inside, serve
 from tests.e2e.models import build_repository
 from tests.e2e.wire import Answer, Client, client_of, framed
+from tests.server.inside import Inside, serve
 from toutates.infer.reading import MAX_ID_BYTES
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest, ModelInferResponse
 

@@ -19,12 +19,12 @@ import pytest
 from h2.settings import SettingCodes
 
 from tests.e2e.held import Runs
-from tests.e2e.inside import Inside, serve
 from tests.e2e.process import ServerProcess
-from tests.e2e.support import pb
 from tests.e2e.wire import Answer, Client, client_of, framed
+from tests.server.inside import Inside, serve
 from tests.waiting import DEADLINES_S, PATIENCE_S, wait_until
 from toutates.engine.lane import PackedLane
+from toutates.protocol.grpc_service_pb2 import ModelInferRequest, ModelInferResponse
 
 pytestmark = pytest.mark.long
 
@@ -53,7 +53,7 @@ def models(repository: Path, tmp_path: Path) -> Path:
 
 def slow(steps: int, rows: int = 1) -> bytes:
     """A request that is answered with its number of steps. Each step is a matrix product, of some milliseconds."""
-    message = pb.ModelInferRequest(model_name="slow", id=str(steps))
+    message = ModelInferRequest(model_name="slow", id=str(steps))
     message.inputs.add(name="INPUT", datatype="INT64", shape=[rows, 1])
     message.raw_input_contents.append(np.full(rows, steps, np.int64).tobytes())
     return message.SerializeToString()
@@ -61,7 +61,7 @@ def slow(steps: int, rows: int = 1) -> bytes:
 
 def dynamic(length: int) -> bytes:
     """A request whose response is as large as itself: ``length`` numbers of four bytes."""
-    message = pb.ModelInferRequest(model_name="dynamic")
+    message = ModelInferRequest(model_name="dynamic")
     message.inputs.add(name="INPUT", datatype="FP32", shape=[1, length])
     message.raw_input_contents.append(bytes(4 * length))
     return message.SerializeToString()
@@ -76,7 +76,7 @@ def begin(client: Client, message: bytes, *headers: tuple[str, str]) -> int:
 
 def assert_answered(answer: Answer, steps: int) -> None:
     assert answer.status == ("0", "")
-    response = pb.ModelInferResponse.FromString(answer.data[5:])
+    response = ModelInferResponse.FromString(answer.data[5:])
     assert response.id == str(steps)
     assert response.raw_output_contents[0] == steps.to_bytes(8, "little")
 
@@ -527,7 +527,7 @@ def test_a_real_clients_call_that_ends_in_the_queue_or_in_its_run(
                     for future in (running, waiting):
                         error = future.exception()
                         assert (error.code().name, error.details()) == ("DEADLINE_EXCEEDED", "Deadline Exceeded")
-            response = pb.ModelInferResponse.FromString(sharing.result())
+            response = ModelInferResponse.FromString(sharing.result())
             assert response.raw_output_contents[0] == (9).to_bytes(8, "little")
             if in_time:
                 break

@@ -17,16 +17,23 @@ import numpy as np
 import pytest
 
 from tests.e2e.held import Runs
-from tests.e2e.inside import Inside, serve
 from tests.e2e.models import add_model, versioned_model
-from tests.e2e.support import pb
 from tests.e2e.wire import Client, client_of, framed
 from tests.observe.metrics.support import PARSERS, Nvml
+from tests.server.inside import Inside, serve
 from tests.waiting import wait_until
 from toutates.observe.metrics.catalogue import CATALOGUE
 from toutates.observe.metrics.exposition import Exposition, Format
 from toutates.observe.metrics.gpu import GpuGauges
 from toutates.observe.metrics.spec import Kind, Presence
+from toutates.protocol.grpc_service_pb2 import (
+    ModelInferRequest,
+    ModelStatistics,
+    ModelStatisticsRequest,
+    ModelStatisticsResponse,
+    RepositoryModelLoadRequest,
+    RepositoryModelUnloadRequest,
+)
 
 SERVICE: Final = "/inference.GRPCInferenceService/"
 #: Names that break Prometheus's rules, and are Triton's, for the sake of whose users they are there.
@@ -109,7 +116,7 @@ def models(repository: Path, tmp_path: Path) -> Path:
 
 def infer(model: str, datatype: str, values: Any, **fields: Any) -> bytes:
     array = np.array(values, {"INT64": np.int64, "INT32": np.int32, "FP32": np.float32}[datatype])
-    message = pb.ModelInferRequest(model_name=model, **fields)
+    message = ModelInferRequest(model_name=model, **fields)
     message.inputs.add(name="INPUT", datatype=datatype, shape=array.shape)
     message.raw_input_contents.append(array.tobytes())
     return message.SerializeToString()
@@ -128,12 +135,12 @@ def status_of(client: Client, message: bytes, method: str = "ModelInfer") -> str
     return client.call(SERVICE + method, message).status[0]
 
 
-def statistics_of(client: Client, model: str, version: str = "") -> Any:
+def statistics_of(client: Client, model: str, version: str = "") -> ModelStatistics:
     answer = client.call(
-        SERVICE + "ModelStatistics", pb.ModelStatisticsRequest(name=model, version=version).SerializeToString()
+        SERVICE + "ModelStatistics", ModelStatisticsRequest(name=model, version=version).SerializeToString()
     )
     assert answer.status[0] == "0"
-    [statistics] = pb.ModelStatisticsResponse.FromString(answer.data[5:]).model_stats
+    [statistics] = ModelStatisticsResponse.FromString(answer.data[5:]).model_stats
     return statistics
 
 
@@ -411,7 +418,7 @@ def test_counters_never_fall_while_a_model_is_replaced_under_load(tmp_path: Path
         scraper = Scraper(inside)
         scrapes = [scraper()]
         with client_of(inside.port) as control, hammered(inside.port, lambda: versions(3, "2")) as answered:
-            load = pb.RepositoryModelLoadRequest(model_name="versions").SerializeToString()
+            load = RepositoryModelLoadRequest(model_name="versions").SerializeToString()
             for number in range(3, 9):
                 seen = answered[0]
                 wait_until(lambda seen=seen: answered[0] > seen + 3)  # type: ignore[misc]
@@ -450,21 +457,21 @@ def test_a_model_that_is_unloaded_has_no_series_and_begins_anew(tmp_path: Path) 
         with client_of(inside.port) as client:
             assert status_of(client, versions(1)) == "0"
             assert scraper()("inference_requests_total", "versions", "ok") == 1
-            message = pb.RepositoryModelUnloadRequest(model_name="versions").SerializeToString()
+            message = RepositoryModelUnloadRequest(model_name="versions").SerializeToString()
             assert status_of(client, message, "RepositoryModelUnload") == "0"
             gone = scraper()
             assert not [key for key in gone.values if "versions" in key]
             assert gone("loaded_models") == 0
             assert gone("toutates_model_versions", "UNAVAILABLE") == 0
             assert status_of(client, versions(1)) != "0"
-            message = pb.RepositoryModelLoadRequest(model_name="versions").SerializeToString()
+            message = RepositoryModelLoadRequest(model_name="versions").SerializeToString()
             assert status_of(client, message, "RepositoryModelLoad") == "0"
             back = scraper()
             assert back("inference_requests_total", "versions", "ok") == 0
             assert back("toutates_model_unloads_total") == 1
             assert back("toutates_model_reloads_total") == 0
             for name in ("broken", "nobody"):
-                message = pb.RepositoryModelLoadRequest(model_name=name).SerializeToString()
+                message = RepositoryModelLoadRequest(model_name=name).SerializeToString()
                 assert status_of(client, message, "RepositoryModelLoad") != "0"
             after = scraper()
             assert after("toutates_model_load_failures_total") == 1

@@ -18,9 +18,9 @@ from onnx import TensorProto, helper
 
 from tests.e2e.free_threading import assert_ran_without_gil
 from tests.e2e.http import Answer, Peer, peer_of, post
-from tests.e2e.inside import Inside, serve
 from tests.e2e.models import CONFIG, add_model, greatest_model
 from tests.e2e.process import ServerProcess, running
+from tests.server.inside import Inside, serve
 from tests.waiting import wait_until
 from toutates.engine.submitter import ALIGNMENT, Submitter
 from toutates.h2grpc.message_memory import MessageMemory

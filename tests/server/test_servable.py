@@ -11,10 +11,10 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from tests.e2e import inside as inside_module
-from tests.e2e.inside import Inside, serve
 from tests.engine.support import wait_until
 from tests.graphs import DOUBLE
+from tests.server import inside as inside_module
+from tests.server.inside import Inside, serve
 from toutates.backends.onnx.loader import OnnxKind
 from toutates.engine.batched import BatchedServable
 from toutates.engine.lane import Batch

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from tests.e2e.held import Runs
-from tests.e2e.inside import Inside, serve
-from tests.e2e.support import pb
 from tests.e2e.wire import Client, client_of, framed
+from tests.server.inside import Inside, serve
 from tests.waiting import DEADLINES_S, wait_until
 from toutates.backends.onnx.session import ModelSession
 from toutates.engine.counters import size_bucket, time_bucket
 from toutates.h2grpc import Status
 from toutates.infer.observing import STEPS_INTERVAL, Observation, Observer, Sampling
+from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 
 INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
 
@@ -32,7 +32,7 @@ def models(repository: Path, tmp_path: Path) -> Path:
 
 
 def slow(steps: int, rows: int = 1, request_id: str = "") -> bytes:
-    message = pb.ModelInferRequest(model_name="slow", id=request_id)
+    message = ModelInferRequest(model_name="slow", id=request_id)
     message.inputs.add(name="INPUT", datatype="INT64", shape=[rows, 1])
     message.raw_input_contents.append(np.full(rows, steps, np.int64).tobytes())
     return message.SerializeToString()
@@ -110,7 +110,7 @@ def test_a_request_that_fills_its_batch_and_is_run_at_once_has_all_its_steps(rep
     os.symlink(repository / "mlp" / "1" / "model.onnx", folder / "model.onnx")
     keys = {"backend": "supertensor", "batch_size": 1, "capacity": 4, "num_executors": 1, "allocator": "cpu"}
     (folder / "config.yaml").write_text("\n".join(f"{key}: {value}" for key, value in keys.items()))
-    message = pb.ModelInferRequest(model_name="mlp")
+    message = ModelInferRequest(model_name="mlp")
     message.inputs.add(name="INPUT", datatype="FP32", shape=[1, 64])
     message.raw_input_contents.append(bytes(256))
     requests = 30  # the first of which shows how quick the model is: then the worker runs it before it says more
@@ -180,7 +180,7 @@ def test_nobody_is_observed_once_a_sampling_wants_none(models: Path) -> None:
 def test_refused_requests_are_observed_and_counted(models: Path) -> None:
     def visit(inside: Inside) -> None:
         seen = observe(inside, 1)
-        unknown = pb.ModelInferRequest(model_name="nobody").SerializeToString()
+        unknown = ModelInferRequest(model_name="nobody").SerializeToString()
         wrong = slow(1).replace(b"INT64", b"INT32")
         with client_of(inside.port) as client:
             assert call(client, unknown) == str(Status.NOT_FOUND.value)

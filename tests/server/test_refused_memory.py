@@ -13,10 +13,10 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.e2e.http import peer_of, post
-from tests.e2e.inside import Inside, serve
 from tests.e2e.models import add_model, greedy_model, negating_model
 from tests.e2e.wire import PLAIN, client_of
 from tests.graphs import model, tensor
+from tests.server.inside import Inside, serve
 from tests.text_models import make_folder
 from tests.waiting import wait_until
 from toutates.protocol import grpc_service_pb2 as pb

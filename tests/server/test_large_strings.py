@@ -15,9 +15,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.e2e.http import Peer, peer_of, post
-from tests.e2e.inside import Inside, serve
 from tests.e2e.models import CONFIG, add_model
 from tests.e2e.wire import Client, client_of
+from tests.server.inside import Inside, serve
 from tests.waiting import wait_until
 from toutates.engine.submitter import Submitter
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest, ModelInferResponse

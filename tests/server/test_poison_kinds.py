@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 import requests
 
-from tests.e2e.inside import Inside, serve
 from tests.e2e.poisoned import VARIABLE
 from tests.e2e.process import run as run_command
 from tests.e2e.process import running
 from tests.e2e.python_models import add_model
 from tests.e2e.sequence_models import write_accumulator
 from tests.e2e.test_padding import CONFIG, SEGMENTS_PBTXT
-from tests.e2e.test_poison import NEG_AND_INPUT
 from tests.e2e.test_python_model_calls import CALL
 from tests.ensembles import add_graph
 from tests.graphs import DOUBLE, SEGMENTS, TEXTS
+from tests.server.inside import Inside, serve
+from tests.server.test_poison import NEG_AND_INPUT
 from tests.text_models import encoder_graph, make_folder, save_weights, table
 from toutates.backends.onnx.session import ModelSession
 from toutates.backends.text.encoder import Graph, Table

@@ -22,11 +22,11 @@ import numpy as np
 import pytest
 
 from tests.e2e.http import get, peer_of
-from tests.e2e.inside import Inside, serve
 from tests.e2e.models import add_model, greedy_model
 from tests.e2e.process import ServerProcess, command, environment, running
 from tests.e2e.wire import PLAIN, Answer, Client, client_of, framed
 from tests.ports import free_port
+from tests.server.inside import Inside, serve
 from tests.waiting import wait_until
 from toutates.access.callers import Caller
 from toutates.access.gate import Gate

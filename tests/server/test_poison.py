@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from tests.e2e import inside as inside_module
-from tests.e2e.inside import Inside, serve
 from tests.e2e.poisoned import PATTERNS, VARIABLE, follows
 from tests.e2e.process import running
 from tests.e2e.regions import own_key
 from tests.e2e.streams import answers_of, triton_stream
 from tests.graphs import model as graph
 from tests.graphs import tensor
+from tests.server import inside as inside_module
+from tests.server.inside import Inside, serve
 from toutates.engine.batched import BatchedServable
 from toutates.engine.lane import Batch, PackedLane
 from toutates.engine.result import Outputs

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.e2e.inside import Inside, serve
 from tests.e2e.models import add_model, versioned_model
 from tests.e2e.wire import client_of, framed
+from tests.server.inside import Inside, serve
 from tests.waiting import PATIENCE_S
 from toutates.backends.onnx import loader
 from toutates.engine.executor import Executor
