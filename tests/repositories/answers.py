@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-__all__ = ["Answer", "Answers", "answering"]
+__all__ = ["Answer", "Answers", "answering", "dripping"]
 
 
 @dataclass
@@ -100,4 +101,30 @@ def answering(
             yield here
         finally:
             server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def dripping(begins: bytes, goes_on: bytes) -> Iterator[str]:
+    """The URL of a server whose one answer begins so, and goes on so 300 times, a hundred times a second."""
+
+    def drip() -> None:
+        with suppress(OSError):
+            peer, _ = listener.accept()
+            with peer:
+                peer.recv(65_536)
+                peer.sendall(begins)
+                for _ in range(300):
+                    peer.sendall(goes_on)
+                    ended.wait(0.01)
+
+    ended = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=drip)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            ended.set()
+            listener.shutdown(socket.SHUT_RDWR)
             thread.join()

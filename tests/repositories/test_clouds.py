@@ -18,7 +18,7 @@ from urllib.parse import urlencode, urlsplit
 
 import pytest
 
-from tests.repositories.answers import Answer, Answers, answering
+from tests.repositories.answers import Answer, Answers, answering, dripping
 from tests.repositories.clouds import ACCOUNT, KEY, Azurite, GoogleEmulator, azurite, google_emulator, opened
 from tests.repositories.s3_services import Fault, Proxy, files_in, quiet
 from toutates.repositories import pace
@@ -537,6 +537,15 @@ def test_a_download_that_is_slower_than_allowed_is_given_up(
             one.fetch(folder, quiet)
     if cut is None:
         assert len([path for _, path, _ in service.requests if "model.onnx" in path]) == client._ATTEMPTS
+
+
+def test_an_answer_whose_head_comes_by_the_byte_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "HEAD_S", 0.2)
+    monkeypatch.setattr(client, "_ATTEMPTS", 1)
+    with dripping(b"HTTP/1.1 200 OK\r\nX: ", b"x") as endpoint:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", endpoint)
+        with opened("gs://bucket", tmp_path) as one, pytest.raises(RepositoryError, match="Read timed out"):
+            one.scan()
 
 
 def test_a_download_goes_on_where_each_answer_is_cut_after_a_few_bytes(

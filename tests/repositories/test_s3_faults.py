@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.ports import dead_port
+from tests.repositories.answers import dripping
 from tests.repositories.s3_services import Fault, Proxy, S3Service, cached_files, files_in, quiet
 from tests.repositories.support import nothing_is_left, repository, s3_repository
 from tests.waiting import wait_until
@@ -51,6 +52,32 @@ def test_a_listing_that_is_cut_off_is_asked_for_again(proxy: Proxy, bucket: str,
     with repository(proxy, bucket, tmp_path) as remote:
         assert len(remote.scan()) == 1
     assert len(proxy.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("begins", "goes_on", "text"),
+    [
+        (b"HTTP/1.1 200 OK\r\nX: ", b"x", "the head of its answer has not come in time"),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n", "the head of its answer has not come in time"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n", "--download-min-rate"),
+    ],
+    ids=["head", "no head", "listing"],
+)
+@pytest.mark.quick
+@pytest.mark.usefixtures("s3_credentials")
+def test_a_listing_that_comes_by_the_byte_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, begins: bytes, goes_on: bytes, text: str
+) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    monkeypatch.setattr(pace, "_WINDOW_S", 0.3)
+    monkeypatch.setattr(pace, "HEAD_S", 0.2)
+
+    with dripping(begins, goes_on) as endpoint:
+        place = BucketSpecification("s3", "b", "", endpoint)
+        one = s3_repository(place, ModelCache(tmp_path, 2**30), least_rate=10**6 if "rate" in text else 0)
+        with pytest.raises(RepositoryError, match=text):
+            one.scan()
+        one.stop()
 
 
 def test_a_download_that_is_cut_off_is_tried_again(proxy: Proxy, moto_service: S3Service, tmp_path: Path) -> None:
@@ -509,7 +536,8 @@ def test_a_process_that_has_ended_uses_nothing(moto_service: S3Service, tmp_path
     with repository(moto_service, bucket, tmp_path, size=1500) as remote:
         folders = {folder.name: folder for folder in remote.scan()}
         script = (
-            "import os, sys; from pathlib import Path; from tests.repositories.support import *\n"
+            "import os, sys; from pathlib import Path; from tests.repositories.support import repository\n"
+            "from tests.repositories.s3_services import S3Service, quiet\n"
             "with repository(S3Service(int(sys.argv[1]), None), sys.argv[2], Path(sys.argv[3])) as remote:\n"
             "    remote.fetch(remote.scan(['a'])[0], quiet); os._exit(7)"
         )

@@ -5,11 +5,14 @@ What waits for a certain number of bytes would not see that: so content is read 
 
 from __future__ import annotations
 
+import http.client
+import io
+import math
 import time
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
 
-__all__ = ["CHUNK", "LEAST_RATE", "Pace", "TooSlow"]
+__all__ = ["CHUNK", "LEAST_RATE", "Pace", "PacedResponse", "TooSlow", "paced_pools"]
 
 #: Bytes per second of one file that have to come unless --download-min-rate says otherwise: what a modem had in 1990.
 LEAST_RATE: Final = 1024
@@ -18,6 +21,8 @@ _WINDOW_S: Final = 60.0
 #: Bytes of a piece, and seconds after which a smaller one is given out.
 CHUNK: Final = 128 * 1024
 _PATIENCE_S: Final = 1.0
+#: Seconds within which the head of an answer has to come, however many informational ones are before it.
+HEAD_S: Final = 20.0
 
 
 class TooSlow(TimeoutError):
@@ -87,3 +92,65 @@ class Pace:
                 f"{came} bytes of it have come in {waited_s:.0f} s, less than the {self._least} bytes per second of "
                 "--download-min-rate"
             )
+
+
+class PacedResponse(http.client.HTTPResponse):
+    """An answer that comes by a pace, and its head within some time. A connection's ``response_class`` makes it.
+
+    Args:
+        pace: of the bytes, those of the head among them.
+        head_s: seconds; None for HEAD_S.
+    """
+
+    def __init__(self, pace: Pace, *arguments: Any, head_s: float | None = None, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._head_s = HEAD_S if head_s is None else head_s
+        self._bytes = _Paced(self.fp.detach(), pace)
+        self.fp = io.BufferedReader(self._bytes)
+
+    def begin(self) -> None:
+        """Read the head."""
+        self._bytes.ends = time.monotonic() + self._head_s
+        super().begin()
+        self._bytes.ends = math.inf
+
+
+def paced_pools(pools: Mapping[str, Any], least_rate: int) -> dict[str, Any]:
+    """urllib3's classes of pools, by scheme, with connections whose answers are paced, each by itself.
+
+    urllib3's own time limit is for single bytes.
+    """
+
+    def answer(*arguments: Any, **named: Any) -> PacedResponse:
+        return PacedResponse(Pace(least_rate), *arguments, **named)
+
+    def paced(pool: Any) -> Any:
+        connection = type("PacedConnection", (pool.ConnectionCls,), {"response_class": staticmethod(answer)})
+        return type("PacedPool", (pool,), {"ConnectionCls": connection})
+
+    return {scheme: paced(pool) for scheme, pool in pools.items()}
+
+
+class _Paced(io.RawIOBase):
+    """The bytes of a connection, until the time ``ends``."""
+
+    def __init__(self, source: Any, pace: Pace) -> None:
+        self._source = source
+        self._pace = pace
+        self.ends = math.inf
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        began = time.monotonic()
+        size: int = self._source.readinto(buffer)
+        now = time.monotonic()
+        self._pace.count(size, now - began)
+        if now > self.ends:
+            raise TooSlow("the head of its answer has not come in time")
+        return size
+
+    def close(self) -> None:
+        self._source.close()
+        super().close()

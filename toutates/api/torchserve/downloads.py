@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import io
 import time
 import urllib.error
 import urllib.request
@@ -17,7 +16,7 @@ from typing import IO, Any, Final
 import trio
 
 from toutates.api.torchserve.answers import Problem
-from toutates.repositories.pace import LEAST_RATE, Pace
+from toutates.repositories.pace import LEAST_RATE, Pace, PacedResponse
 from toutates.repositories.web.allowed import AllowedUrls, PlainUrl
 from toutates.system.text import shown
 from toutates.system.thread_pools import ThreadPool
@@ -167,28 +166,6 @@ class _Limited(Pace):
             raise TimeoutError
 
 
-class _Paced(io.RawIOBase):
-    """The bytes of a connection, the head of an answer among them, by their pace."""
-
-    def __init__(self, source: Any, pace: Pace) -> None:
-        self._source = source
-        self._pace = pace
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        began = time.monotonic()
-        data = self._source.read1(len(buffer))
-        self._pace.count(len(data), time.monotonic() - began)
-        buffer[: len(data)] = data
-        return len(data)
-
-    def close(self) -> None:
-        self._source.close()
-        super().close()
-
-
 class _Http(urllib.request.HTTPHandler):
     """Connections whose answers come by a pace."""
 
@@ -212,11 +189,6 @@ class _Https(urllib.request.HTTPSHandler):
 
 
 def _paced(kind: Any, pace: Pace, *arguments: Any, **named: Any) -> Any:
-    def answer(*arguments: Any, **named: Any) -> http.client.HTTPResponse:
-        made = http.client.HTTPResponse(*arguments, **named)
-        made.fp = io.BufferedReader(_Paced(made.fp, pace))
-        return made
-
     connection = kind(*arguments, **named)
-    connection.response_class = answer
+    connection.response_class = partial(PacedResponse, pace, head_s=_LONGEST_S)
     return connection

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from toutates.repositories.cloud_credentials import S3Credentials, s3_credentials
-from toutates.repositories.pace import CHUNK, LEAST_RATE, Pace, TooSlow
+from toutates.repositories.pace import CHUNK, LEAST_RATE, Pace, TooSlow, paced_pools
 from toutates.repositories.s3.keys import S3Object
 from toutates.repositories.s3.store import ObjectChanged
 from toutates.repositories.specification import BucketSpecification
@@ -125,6 +125,9 @@ class S3Client:
         except (BotoCoreError, ValueError) as error:
             remedy = "check the --s3 flags, AWS_PROFILE and the files of ~/.aws"
             raise self._unusable(f"boto3 cannot be set up: {_shown(error)}", remedy) from error
+        # Heads and listings too, which are read where no event tells of them.
+        pools = self._client._endpoint.http_session._pool_classes_by_scheme
+        pools.update(paced_pools(pools, least_rate))
         self._transfers: Any = create_transfer_manager(
             self._client,
             TransferConfig(
@@ -319,9 +322,8 @@ class S3Client:
             if asked.endpoint:
                 return ConfigurationError(what, key="--s3-endpoint", value=asked.endpoint, remedy=remedy)
             return self._unusable(what, remedy)
-        return RepositoryError(
-            f"{self._where()}: {problem} now: {_shown(error)}; check --s3-endpoint and that the service is up"
-        )
+        why = _shown(_slowness(error) or error)
+        return RepositoryError(f"{self._where()}: {problem} now: {why}; check --s3-endpoint and that the service is up")
 
 
 class _Paced:
@@ -364,6 +366,13 @@ class _Subscriber:
     def on_progress(self, bytes_transferred: int, **_: Any) -> None:
         """Some bytes have come."""
         self._on_bytes(bytes_transferred)
+
+
+def _slowness(error: BaseException | None) -> TooSlow | None:
+    """What urllib3 has made a timeout of, and botocore another one."""
+    while error is not None and not isinstance(error, TooSlow):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def _code(error: Exception) -> tuple[str, int]:

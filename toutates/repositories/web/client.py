@@ -22,7 +22,7 @@ from typing import Any, Final, NoReturn
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from toutates.repositories.pace import CHUNK, LEAST_RATE, Pace
+from toutates.repositories.pace import CHUNK, LEAST_RATE, Pace, paced_pools
 from toutates.repositories.s3.keys import S3Object
 from toutates.repositories.s3.store import ObjectChanged
 from toutates.repositories.web.redirects import MAX_REDIRECTS, followed, origin
@@ -341,6 +341,8 @@ class HttpClient:
                     self._pools[proxy] = urllib3.ProxyManager(
                         named, proxy_headers=signed if parts.username else None, **self._settings
                     )
+                made = self._pools[proxy]
+                made.pool_classes_by_scheme = paced_pools(made.pool_classes_by_scheme, 0)  # only heads: see `_short`
             return self._pools[proxy], bool(proxy)
 
     def _check_stopping(self) -> None:
