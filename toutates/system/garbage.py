@@ -2,7 +2,9 @@
 
 A full collection visits every object that was made since the last freeze: half a second, where strangers have the
 server keep 400,000 calls. Nearly everything here is freed by its references, so the collector finds little. What a
-long collection leaves is frozen: it was looked at once, and is again when the process has nothing to do.
+long collection leaves is frozen: it was looked at once, and is again when the process has nothing to do, or, some
+minutes later, where that takes no longer than others may wait. CPython gives back all that is frozen or nothing, and
+looks at a generation in one go, so there are no steps by which more could be looked at while requests come.
 
 Python without the GIL has no generations: each collection visits all objects, frozen ones too. It collects only then,
 and where memory has grown much since, by an eighth of what there is; that takes 0.1 us per object.
@@ -30,19 +32,30 @@ _LONG_NS: Final = 4_000_000
 #: A second in which the process uses no more of a processor than this is quiet; after so many it is idle.
 _QUIET_S: Final = 0.02
 _IDLE: Final = 30
+#: Seconds after which what was frozen is looked at again though requests come, if that takes no longer than this.
+_RARELY_S: Final = 300.0
+MOST_NS: Final = 20_000_000
+#: To count what is frozen takes a fifth of the time of looking at it, at most; and the latter, before it is measured.
+_COUNTING: Final = 5
+_PER_OBJECT_NS: Final = 100.0
 #: Without the GIL: with so many new objects it is worth a collection when idle.
 _WORTH: Final = 10_000
 
 
 class _Collections:
-    """What is known of the collections that happen."""
+    """What is known of the collections that happen.
 
-    def __init__(self) -> None:
+    Args:
+        rarely_s: see ``_RARELY_S``.
+    """
+
+    def __init__(self, rarely_s: float) -> None:
+        self._rarely_s = rarely_s
         self._began_ns = 0
-        self._has_frozen = False
         self._most_growth = available_memory() // 8
-        self._peak = 0
-        self.note_thorough()
+        self._per_object_ns = _PER_OBJECT_NS
+        self._counted = 0
+        self._note_all()
 
     def note(self, phase: str, info: dict[str, Any]) -> None:
         """In any thread: a collection begins, or has ended."""
@@ -53,18 +66,41 @@ class _Collections:
             self._began_ns = now_ns
         elif now_ns - self._began_ns > _LONG_NS:
             gc.freeze()
-            self._has_frozen = True
+            self._frozen_ns += now_ns - self._began_ns
 
-    def note_thorough(self) -> None:
-        """All objects were looked at."""
-        self._has_frozen = False
+    def look(self) -> None:
+        """Look at all objects."""
+        began_ns = time.thread_time_ns()
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+        if self._counted:
+            self._per_object_ns = (time.thread_time_ns() - began_ns) / self._counted
+            self._counted = 0
+        self._note_all()
+
+    def _note_all(self) -> None:
+        #: for how long what was frozen since has been looked at
+        self._frozen_ns = 0
         self._peak = _peak()
+        self._looked_s = time.monotonic()
 
     def are_due(self, *, is_idle: bool) -> bool:
         """Whether all objects are to be looked at."""
         if not free_threaded():
-            return is_idle and self._has_frozen
+            return self._frozen_ns > 0 and (is_idle or self._are_short())
         return _peak() - self._peak > self._most_growth or (is_idle and gc.get_count()[0] > _WORTH)
+
+    def _are_short(self) -> bool:
+        """Whether it is some minutes since all objects were looked at, and others can wait for that."""
+        if time.monotonic() - self._looked_s < self._rarely_s:
+            return False
+        self._looked_s = time.monotonic()
+        if self._frozen_ns > MOST_NS * _COUNTING:
+            return False
+        # Of what was frozen most is freed by its references.
+        self._counted = gc.get_freeze_count()
+        return self._counted * self._per_object_ns <= MOST_NS
 
 
 def _peak() -> int:
@@ -73,21 +109,22 @@ def _peak() -> int:
 
 
 async def keep_collections_short(
-    idle: int = _IDLE, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    idle: int = _IDLE, rarely_s: float = _RARELY_S, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
     """Freeze what is there now, and what long collections leave, until it is cancelled.
 
-    What was frozen is looked at again after ``idle`` seconds in which the process had nothing to do.
+    What was frozen is looked at again after ``idle`` seconds in which the process had nothing to do, or after
+    ``rarely_s`` where that is short.
     """
     thresholds = gc.get_threshold()
     gc.collect(0)
     gc.freeze()
+    collections = _Collections(rarely_s)
     if free_threaded():
         gc.disable()
     else:
         gc.set_threshold(*thresholds[:2], _BETWEEN)
         gc.collect()  # of nearly nothing: full ones wait until a quarter as much is new as the last has left
-    collections = _Collections()
     gc.callbacks.append(collections.note)
     task_status.started()
     quiet = 0
@@ -97,10 +134,7 @@ async def keep_collections_short(
             await trio.sleep(1)
             quiet = quiet + 1 if time.process_time() - before_s <= _QUIET_S else 0
             if collections.are_due(is_idle=quiet >= idle):
-                gc.unfreeze()
-                gc.collect()
-                gc.freeze()
-                collections.note_thorough()
+                collections.look()
     finally:
         gc.callbacks.remove(collections.note)
         gc.set_threshold(*thresholds)
