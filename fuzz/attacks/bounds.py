@@ -22,7 +22,7 @@ _PRINTING_P99_MS: Final = 50.0
 _WORST_MORE_MS: Final = dict.fromkeys(
     (
         *("tls-key-changes", "tls-empty-records", "tls-one-byte-records"),
-        *("remembered-headers", "dropped-streams"),
+        *("remembered-headers", "dropped-streams", "unknown-loads"),
     ),
     100.0,
 )

@@ -10,14 +10,19 @@ from functools import cached_property
 from itertools import count
 from pathlib import Path
 from typing import ClassVar, Final
+from urllib.parse import quote
 
 from fuzz.attacks.attack import Attack
+from fuzz.attacks.models import build_many
 from fuzz.attacks.peer import Peer
 from fuzz.attacks.wire import field, framed, greeting, request_block, unary
 
-__all__ = ["VICTIM", "HostileEnvironments", "WarmupCounts"]
+__all__ = ["VICTIM", "HostileEnvironments", "UnknownLoads", "WarmupCounts"]
 
 _BLOCK: Final = request_block("/inference.GRPCInferenceService/RepositoryModelLoad")
+_UNLOAD_BLOCK: Final = request_block("/inference.GRPCInferenceService/RepositoryModelUnload")
+#: How names of models begin that are looked for in other ways.
+_ODD: Final = ("m", "a\u0301 ", ".", "%2e")
 _FILE: Final = tarfile.REGTYPE
 _FOLDER: Final = tarfile.DIRTYPE
 _LINK: Final = tarfile.SYMTYPE
@@ -90,6 +95,48 @@ class WarmupCounts(_Loads):
             "model_warmup": [sample],
         }
         return _load("shapes", config)
+
+
+class UnknownLoads(_Loads):
+    """Names that nobody has, each another one: plain, odd, and in letters that are spelled in two ways."""
+
+    name = "unknown-loads"
+    summary = "8 connections, half of them HTTP/1.1, that load and unload 32 models at a time which no repository has"
+    limit = "256 calls wait; names that come together are looked for together, in one thread for each repository"
+    stops = ("grpc-status 13",)
+    connections = 8
+    at_once = 32
+
+    def flags(self, folder: Path) -> Sequence[str]:
+        """See ``Attack``: a thousand models are there."""
+        build_many(folder / "models", 1_000)
+        return super().flags(folder)
+
+    def prepare(self) -> None:
+        """See ``Attack``."""
+
+    async def strike(self, peer: Peer) -> None:
+        """See ``Attack``."""
+        own = peer.tally.connections
+        speaks_http1 = own % 2
+        await peer.send(b"" if speaks_http1 else greeting())
+        for sent in count(0, self.at_once):
+            numbers = range(sent, sent + self.at_once)
+            names = [f"{_ODD[number % len(_ODD)]}{own}-{number}" for number in numbers]
+            await peer.send(b"".join(map(_rest if speaks_http1 else _rpc, numbers, names)), self.at_once)
+            while peer.answered < sent + self.at_once:
+                await peer.wait_answer()
+
+
+def _rpc(number: int, name: str) -> bytes:
+    block = _UNLOAD_BLOCK if number % 8 == 7 else _BLOCK
+    return unary(2 * number + 1, block, framed(field(2, name.encode())))
+
+
+def _rest(number: int, name: str) -> bytes:
+    way = "unload" if number % 8 == 7 else "load"
+    path = f"/v2/repository/models/{quote(name)}/{way}"
+    return f"POST {path} HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n".encode()
 
 
 class HostileEnvironments(_Loads):

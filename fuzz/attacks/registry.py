@@ -107,6 +107,7 @@ _ALL: Final[tuple[type[Attack], ...]] = (
     python_floods.UnreadResponses,
     python_floods.PrintFlood,
     dear_loads.WarmupCounts,
+    dear_loads.UnknownLoads,
     dear_loads.HostileEnvironments,
     management.BlankHandlers,
     management.LyingTables,

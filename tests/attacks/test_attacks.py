@@ -45,6 +45,7 @@ _ELSEWHERE: Final = {
     "split-ids",
     "shadow-bulk",
     "warm-up-counts",
+    "unknown-loads",
     "hostile-environments",
     "blank-handlers",
     "lying-tables",
@@ -181,6 +182,11 @@ def test_names_with_traffic_and_shadows_cost_others_nothing(tmp_path: Path, name
 def test_a_warm_up_that_wants_a_million_runs_is_ready_soon(tmp_path: Path) -> None:
     with _attacked_alone(tmp_path, "warm-up-counts", answer="grpc-status 0") as process:
         assert " warm-up runs were made: 1000 at most" in process.log
+
+
+def test_whoever_loads_unknown_names_costs_honest_clients_nothing(tmp_path: Path) -> None:
+    with _attacked_alone(tmp_path, "unknown-loads", answer="grpc-status 13"):
+        pass
 
 
 def test_archives_of_environments_write_nowhere_else_and_leave_nothing(

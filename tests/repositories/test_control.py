@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.repositories.s3_services import S3Service, cached_files
 from tests.repositories.support import repository, want_all_room
 from toutates.backends.onnx.loader import OnnxKind
 from toutates.backends.onnx.opening import SessionOptions
+from toutates.models import repository as module
 from toutates.models.manager import LoadOptions, ModelManager
 from toutates.models.repository import ModelFolder
 from toutates.models.turn import ModelTurn
@@ -22,7 +24,7 @@ from toutates.repositories.cache.model_cache import ModelCache
 from toutates.repositories.control.model_control import ModelControl
 from toutates.repositories.interface import Progress
 from toutates.repositories.local.repository import LocalRepository
-from toutates.system.errors import RepositoryError
+from toutates.system.errors import NotInRepository, RepositoryError
 
 
 class Fickle(LocalRepository):
@@ -143,6 +145,59 @@ def test_a_mistake_with_one_model_costs_no_other_its_poll(
             put(tmp_path, "later")
             await control.poll()
             assert "later" in [version.model for version in manager.table.served()]
+
+    trio.run(main)
+
+
+class Counted(LocalRepository):
+    """A directory that counts how often it is looked into, and how many of its models were looked at."""
+
+    scans = indexes = 0
+
+    def scan(self, only: Collection[str] | None = None) -> list[ModelFolder]:
+        self.scans += 1
+        return super().scan(only)
+
+    def index(self) -> Mapping[str, ModelFolder | None]:
+        self.indexes += 1
+        return super().index()
+
+
+@pytest.mark.parametrize("name", ["absent", "absent-\u00e9"])
+def test_names_that_come_together_are_looked_for_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    async def main() -> None:
+        for number in range(20):
+            put(tmp_path, f"m{number}")
+        looked_at: list[Path] = []
+        look_at = module.scan_model
+
+        def scan_model(path: Path, override: Any = None) -> ModelFolder:
+            looked_at.append(path)
+            return look_at(path, override)
+
+        monkeypatch.setattr(module, "scan_model", scan_model)
+        repository = Counted(tmp_path)
+        async with managing() as manager:
+            control = ModelControl([repository], manager, "explicit")
+            failed: list[str] = []
+
+            async def load(number: int) -> None:
+                try:
+                    await control.load(f"{name}{number}", None, {})
+                except NotInRepository as error:
+                    failed.append(str(error))
+
+            async with trio.open_nursery() as nursery:
+                for number in range(50):
+                    nursery.start_soon(load, number)
+                nursery.start_soon(partial(control.load, "m7", None, {}))
+            assert len(failed) == 50
+            assert [version.model for version in manager.table.served()] == ["m7"]
+            assert repository.scans < 20, "there is one for each name"
+            assert repository.indexes < 20
+            assert {path.name for path in looked_at if path.exists()} == {"m7"}
 
     trio.run(main)
 

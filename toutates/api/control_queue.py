@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar, TypeVarTuple
 
 import trio
 
@@ -19,22 +19,32 @@ from toutates.net import Worker
 from toutates.system.errors import ExecutionFailed, Overloaded, RequestError, Unavailable
 from toutates.system.thread_pools import ThreadPool
 
-__all__ = ["PARSING", "ControlQueue"]
+__all__ = ["PARSING", "ControlQueue", "read"]
 
 logger = logging.getLogger(__name__)
 
 #: What reads requests that may hold whole models.
 PARSING: Final = ThreadPool("requests", 4)
+#: Requests up to this size are read on the main thread: a change of threads takes longer.
+_SMALL_BYTES: Final = 65_536
 #: Most calls that wait at once, and most bytes of their requests.
 MAX_WAITING: Final = 256
 MAX_WAITING_BYTES: Final = 2**31
 
 _EXITING: Final = "Server exiting"
 
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
 #: Of the bytes of a request, makes what sends the answer, to be called on the worker's thread. Raises RequestError.
 Work = Callable[[bytes], Awaitable[Callable[[], object]]]
 #: Sends an error; called on the worker's thread.
 Fail = Callable[[RequestError], object]
+
+
+async def read(size: int, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
+    """Read a request of ``size`` bytes, which may hold a whole model, by ``work``; a large one in a thread."""
+    return await PARSING.run(work, *arguments) if size > _SMALL_BYTES else work(*arguments)
 
 
 @dataclass(eq=False, slots=True)

@@ -170,9 +170,8 @@ def scan(
     """
     if only is not None and (named := _named(root, only)) is not None:
         return named
-    names = _model_names(root, asked_by)
-    folders = [scan_model(root / name) for name in names if only is None or name in only]
-    if _has_lone_model(root, names, is_named=bool(lone_name)):
+    folders = [scan_model(root / name) for name in _model_names(root, asked_by, only)]
+    if _has_lone_model(root, asked_by, is_named=bool(lone_name)):
         lone = lone_name or _own_name(root)
         if _is_text_model(root):  # whose own folders are no models, and nobody takes them for such
             folders = []
@@ -231,21 +230,20 @@ def model_names(root: Path, asked_by: str = _FLAG) -> list[str]:
     return sorted(name for name in names if not not_a_model_name(name) and _shown(name) == name)
 
 
-def _has_lone_model(root: Path, names: Collection[str], *, is_named: bool) -> bool:
+def _has_lone_model(root: Path, asked_by: str, *, is_named: bool) -> bool:
     """Whether a graph, or a text model's folder, is a repository's own directory, and no directory in it is a model's.
 
     Args:
         root: the repository's directory.
-        names: of the directories in it.
+        asked_by: as of ``scan``.
         is_named: whether the operator has named the model, so that this is no mistake.
     """
-    if _is_text_model(root):
-        return all(scan_model(root / name).passed_over for name in names)
-    if graphs(root) != [MODEL_FILENAME] or os.path.isdir(root / MODEL_FILENAME):
+    is_text_model = _is_text_model(root)
+    if not is_text_model and (graphs(root) != [MODEL_FILENAME] or os.path.isdir(root / MODEL_FILENAME)):
         return False
-    if not all(scan_model(root / name).passed_over for name in names):
+    if not all(scan_model(root / name).passed_over for name in _model_names(root, asked_by)):
         return False
-    return is_named or not wrong_root(root)
+    return is_text_model or is_named or not wrong_root(root)
 
 
 def _own_name(root: Path) -> str:
@@ -253,9 +251,10 @@ def _own_name(root: Path) -> str:
     return "model" if not name or not_a_model_name(name) or _shown(name) != name else name
 
 
-def _model_names(root: Path, asked_by: str) -> list[str]:
+def _model_names(root: Path, asked_by: str, only: Collection[str] | None = None) -> list[str]:
     try:
-        return sorted(name for name in os.listdir(root) if not name.startswith("..") and _is_directory(root, name))
+        names = [name for name in os.listdir(root) if not name.startswith("..") and (only is None or name in only)]
+        return sorted(name for name in names if _is_directory(root, name))
     except FileNotFoundError as exc:
         near = near_directory(root)
         remedy = f"did you mean '{near}'?" if near else "create it, or correct the path"

@@ -6,7 +6,7 @@ import re
 from pathlib import PurePosixPath
 from typing import Final
 
-from toutates.api.control_queue import PARSING
+from toutates.api.control_queue import read
 from toutates.models.repository import has_control_characters
 from toutates.protocol.grpc_service_pb2 import (
     ModelRepositoryParameter,
@@ -31,7 +31,7 @@ async def load_model(control: ModelControl, request: RepositoryModelLoadRequest)
         RequestError: the request cannot be used, or the model cannot be loaded.
     """
     # In a thread: the request may have gigabytes of files, and reading them copies them.
-    name, config, files = await PARSING.run(_read_load, request)
+    name, config, files = await read(request.ByteSize(), _read_load, request)
     try:
         await control.load(name, config, files)
     except ModelLoadError as error:

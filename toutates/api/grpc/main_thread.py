@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from toutates.api.control_queue import PARSING, ControlQueue
+from toutates.api.control_queue import ControlQueue, read
 from toutates.api.grpc.statuses import STATUSES
 from toutates.api.grpc.unary import check_size
 from toutates.h2grpc import Call, UnaryHandler
@@ -38,14 +38,11 @@ def on_main_thread(
         request_type: the request's message class.
         answer: returns the response; raises RequestError for a request that it refuses.
         refuse: called on the worker's thread first; raises RequestError if no such call is answered.
-        large: whether requests may have any size. They are parsed in a thread of their own then.
+        large: whether requests may have any size. Large ones are parsed in a thread then.
     """
 
     async def work(call: Call, message: bytes) -> Callable[[], None]:
-        if large:
-            request = await PARSING.run(parse, request_type, message)
-        else:
-            request = parse(request_type, message)
+        request = await read(len(message), parse, request_type, message)
         del message  # which may be large
         return partial(call.reply, (await answer(request)).SerializeToString())
 

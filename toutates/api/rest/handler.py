@@ -13,7 +13,7 @@ import msgspec
 from toutates.access.callers import Caller
 from toutates.access.worker_gate import Visit
 from toutates.api.audit import Author, audited, audited_later, author_of
-from toutates.api.control_queue import PARSING, ControlQueue
+from toutates.api.control_queue import ControlQueue, read
 from toutates.api.dataplane.plane import DataPlane
 from toutates.api.dataplane.shared_memory import of_caller
 from toutates.api.doors import Doors
@@ -346,7 +346,7 @@ class RestHandler:
         endpoint = route.endpoint
         assert endpoint.awaited is not None
         given = None if call.head.served_as == "GET" else body
-        request = await PARSING.run(endpoint.read, route, given)
+        request = await read(len(body), endpoint.read, route, given)
         del body, given
         answer = audited_later(author, partial(endpoint.awaited, self._plane))
         if caller is not None and caller.models:

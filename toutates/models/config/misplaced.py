@@ -46,9 +46,9 @@ def wrong_root(root: Path) -> str:
         Problem and remedy, joined by a semicolon; "" for a directory that may be a repository, empty or not.
     """
     here = Path(os.path.abspath(root))
-    directories = list(_directories(root))
-    if any(_versions(root / name) for name in directories):
+    if any(_versions(root / name) for name in _directories(root)):
         return ""
+    directories = list(_directories(root))
     if _is_number(here.name) and graphs(root) and len(here.parents) > 1:
         return f"is the directory of version {here.name} of the model '{here.parent.name}'; name '{here.parent.parent}'"
     own = [name for name in directories if _is_number(name) and graphs(root / name)]

@@ -396,7 +396,7 @@ class ModelControl:
         spelled = self._manager.table.spelling(name)
         if name.isascii() or self._manager.table.has_name(spelled):
             return spelled
-        names = await self.names()
+        names = await self._looks.names() if self.demand is None else self.demand.names
         return name if name in names else spellings_of(names).get(composed(name), name)
 
     async def _load_members(self, names: Sequence[str], way: set[str]) -> None:
@@ -520,7 +520,7 @@ class ModelControl:
         return self._names
 
     async def _find(self, name: str) -> Found:
-        view = await self._looks.look([name], self._came_from)
+        view = await self._looks.look_for(name, self._came_from)
         if name not in view.models:
             reason = "no model repository has it"
             if view.unreadable:

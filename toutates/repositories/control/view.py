@@ -53,6 +53,19 @@ class View:
     read: set[str] = field(default_factory=set)
 
 
+@dataclass(eq=False, slots=True)
+class _Look:
+    """One look for the models that were asked for while the one before went on.
+
+    Attributes:
+        names: of the models.
+        view: what it has shown; None before.
+    """
+
+    names: set[str] = field(default_factory=set)
+    view: View | None = None
+
+
 class Looks:
     """Looks into repositories, and tells the log what is wrong with them.
 
@@ -72,6 +85,48 @@ class Looks:
         self._repositories = repositories
         self._passed_over = passed_over
         self._cpus = cpus
+        #: looks for models that were asked for are made one after the other, because each keeps the interpreter busy
+        self._turn = trio.Lock()
+        self._next = _Look()
+        self._names_turn = trio.Lock()
+        self._names: Collection[str] = ()
+        self._names_seen = 0.0
+
+    async def look_for(self, name: str, came_from: Callable[[str], Collection[str]]) -> View:
+        """Look for one model. Whoever asks while others are looked for is answered by one look together with others.
+
+        Args:
+            name: of the model.
+            came_from: as of ``look``.
+        """
+        look = self._next
+        look.names.add(name)
+        async with self._turn:
+            if look.view is None:
+                if look is self._next:
+                    self._next = _Look()
+                look.view = await self.look(look.names, came_from)
+            return look.view
+
+    async def names(self) -> Collection[str]:
+        """Names of the models in the repositories, without a look at any model; none of one that cannot be read."""
+
+        def names_of() -> list[str]:
+            found: list[str] = []
+            for repository in self._repositories:
+                try:
+                    found += repository.index()
+                except ToutatesError as error:
+                    logger.debug("the names of repository '%s' cannot be read: %s", repository.name, error)
+            return found
+
+        asked = trio.current_time()
+        async with self._names_turn:
+            if self._names_seen < asked:  # else somebody has looked while this one waited
+                started = trio.current_time()
+                self._names = await in_thread(self._cpus, LOOKS, names_of, abandon_on_cancel=True)
+                self._names_seen = started
+            return self._names
 
     async def look(
         self,
