@@ -65,7 +65,7 @@ _PEAK_MIB: Final = {
     "remembered-headers": 64.0,
     "open-headers": 96.0,
     "rest-remembered-heads": 48.0,
-    "rest-unfinished-gzip": 192.0,
+    "rest-unfinished-gzip": 80.0,
 }
 
 

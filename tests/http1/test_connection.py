@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import random
 import zlib
 from collections import deque
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 from tests.http1.support import FIELDS, answer, conversation, cuts, request, statuses
 from toutates.http1 import Connection, Head, Limits, Receiving, Refused, Request, encode_fields
 from toutates.http1.chunks import ChunkReader
-from toutates.http1.coding import INFLATE_STEP, Inflater
+from toutates.http1.coding import INFLATE_STEP, STATE_BYTES, Inflater
 
 
 def owes(connection: Connection) -> Receiving:
@@ -619,3 +620,31 @@ def test_what_a_body_has_become_is_asked_for_until_it_is_counted() -> None:
         if number == 1:
             inflater.counted = len(inflater.body)
     assert asked == [2, 1, 2]
+
+
+def test_a_large_body_is_copied_once_where_there_is_room_for_that() -> None:
+    room = 3_000_000
+
+    def has_room(growth: int) -> bool:
+        return growth <= room
+
+    whole = random.Random(1).randbytes(1_000) * 2_500
+    packed = gzip.compress(whole)
+    for most, outcome in ((3_000_000, "server holds too much"), (5_000_000, "")):
+        room = most
+        inflater = Inflater("gzip", 10_000_000, has_room)
+        inflater.put(packed)
+        deque(iter(inflater.step, False))
+        assert len(inflater.body) == inflater.size == len(whole)
+        if outcome:
+            with pytest.raises(Refused, match=outcome):
+                inflater.finish()
+        else:
+            assert inflater.finish() == whole
+
+
+def test_what_is_kept_to_decompress_a_body_is_counted() -> None:
+    connection = Connection(Limits())
+    packed = gzip.compress(bytes(1_000))
+    connection.receive(request("POST", "/", packed, content_encoding="gzip")[:-1])
+    assert connection.held_bytes > STATE_BYTES

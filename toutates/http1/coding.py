@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import re
 import zlib
 from collections.abc import Callable
@@ -13,6 +14,7 @@ __all__ = [
     "CODINGS",
     "INFLATE_STEP",
     "SAME_CODINGS",
+    "STATE_BYTES",
     "Deflater",
     "HasRoom",
     "Inflater",
@@ -28,6 +30,10 @@ SAME_CODINGS: Final = {"x-gzip": "gzip", "identity": ""}
 INFLATE_STEP: Final = 32_768
 #: Bytes that one step takes at most: zlib copies what it leaves of them.
 _TAKEN_STEP: Final = 16_384
+#: What zlib keeps of a stream beside what comes out: its window, and its tables.
+STATE_BYTES: Final = 40_960
+#: Bodies that become larger than this have memory of their own, from the beginning twice as much address space.
+_OWN_MEMORY: Final = 1_048_576
 #: Members of a gzip body (RFC 1952 section 2.2). Each costs some microseconds, whatever is in it; block compressors
 #: (bgzip) make one of 64 KB.
 _MAX_MEMBERS: Final = 65_536
@@ -67,6 +73,51 @@ class _Decompress(Protocol):
     def decompress(self, data: bytes | bytearray, max_length: int = 0, /) -> bytes: ...
 
 
+class _Inflated:
+    """What has come out. Where it is large it has pages of its own, so that it takes as much memory as it has bytes:
+    an array that grows is moved over and over among others, and leaves holes as large as itself.
+    """
+
+    def __init__(self) -> None:
+        self._small = bytearray()
+        self._memory: mmap.mmap | None = None
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def add(self, piece: bytes) -> None:
+        """Raises MemoryError."""
+        end = self._size + len(piece)
+        if end <= _OWN_MEMORY:
+            self._small += piece
+        else:
+            if self._memory is None or end > len(self._memory):
+                self._grow()
+            assert self._memory is not None
+            self._memory[self._size : end] = piece
+        self._size = end
+
+    def _grow(self) -> None:
+        try:
+            if self._memory is not None:
+                self._memory.resize(2 * len(self._memory))
+                return
+            self._memory = mmap.mmap(-1, 2 * _OWN_MEMORY, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise MemoryError(str(error)) from error
+        self._memory[: self._size] = self._small
+        self._small = bytearray()
+
+    def take(self) -> bytes | bytearray:
+        """All of it, which is no longer here."""
+        if self._memory is None:
+            return self._small
+        whole = self._memory[: self._size]
+        self._memory.close()
+        return whole
+
+
 class Inflater:
     """A compressed body, decompressed step by step, so that no piece of it takes long however much it becomes.
 
@@ -93,11 +144,11 @@ class Inflater:
         self._at = 0
         self._ended = False
         self.counted = 0
-        self.body = bytearray()
+        self.body = _Inflated()
 
     @property
     def size(self) -> int:
-        """Bytes that are held, before and after decompression."""
+        """Bytes that are held, before and after decompression, beside STATE_BYTES."""
         return len(self.body) + len(self._waiting)
 
     def put(self, piece: bytes | bytearray) -> None:
@@ -110,8 +161,8 @@ class Inflater:
         Raises:
             Refused: the body is broken or too large, or there is no memory for it.
         """
-        if self.body and not (self._has_room is None or self._has_room(len(self.body) - self.counted + INFLATE_STEP)):
-            raise Refused(503, "the server holds too much for slow clients to decompress the request's body")
+        if self.body:
+            self._need_room(INFLATE_STEP)
         taken = self._waiting[self._at : self._at + _TAKEN_STEP]
         if self._ended:
             if not taken:
@@ -122,7 +173,7 @@ class Inflater:
             made = self._stream.decompress(taken, min(INFLATE_STEP, self._max_size + 1 - len(self.body)))
         except zlib.error:
             raise Refused(400, "the request's body is not what its content-encoding says") from None
-        self.body += made
+        self.body.add(made)
         if len(self.body) > self._max_size:
             raise too_large(self._max_size)
         self._ended = self._stream.eof
@@ -133,6 +184,10 @@ class Inflater:
         self._waiting, self._at = b"", 0
         return len(made) == INFLATE_STEP
 
+    def _need_room(self, size: int) -> None:
+        if not (self._has_room is None or self._has_room(len(self.body) - self.counted + size)):
+            raise Refused(503, "the server holds too much for slow clients to decompress the request's body")
+
     def _begin_member(self, taken: bytes | bytearray) -> None:
         """Begin the next member, if that is what goes on; the other format has but one."""
         if self._coding != "gzip" or taken[0] != _FIRST_OF_GZIP:
@@ -142,15 +197,18 @@ class Inflater:
             raise Refused(400, f"the request's body has more than {_MAX_MEMBERS} members of gzip")
         self._stream = zlib.decompressobj(CODINGS[self._coding])
 
-    def finish(self) -> bytearray:
+    def finish(self) -> bytes | bytearray:
         """The whole body, after its last piece was put.
 
         Raises:
-            Refused: it ends too early.
+            Refused: it ends too early, or there is no memory for the copy of a large one.
         """
         if not self._ended:
             raise Refused(400, "the request's compressed body ends too early")
-        return self.body
+        size = len(self.body)
+        if size > _OWN_MEMORY:
+            self._need_room(size)
+        return self.body.take()
 
 
 class Deflater:

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from toutates.http1.body_memory import BodyMemory, MakeMemory
 from toutates.http1.chunks import ChunkReader
-from toutates.http1.coding import HasRoom, Inflater, too_large
+from toutates.http1.coding import STATE_BYTES, HasRoom, Inflater, too_large
 from toutates.http1.exchange import Answers, Buffer, Request, write_text
 from toutates.http1.head import CHUNKED, Head, admit_head, check_start, read_head
 from toutates.http1.limits import Limits
@@ -316,7 +316,7 @@ class Connection:
     @property
     def held_bytes(self) -> int:
         """Bytes that the peer makes us hold: of requests that are not whole, and of answers that are not sent."""
-        inflated = self._inflater.size if self._inflater is not None else 0
+        inflated = self._inflater.size + STATE_BYTES if self._inflater is not None else 0
         in_memory = self._memory.held_bytes if self._memory is not None else 0
         return len(self._data) + len(self._body) + in_memory + inflated + self.answers.size
 
@@ -489,7 +489,7 @@ class Connection:
         else:
             self._body += piece
 
-    def _whole(self) -> bytearray:
+    def _whole(self) -> bytes | bytearray:
         if self._memory is None:
             return self._body if self._inflater is None else self._inflater.finish()
         memory, self._memory = self._memory, None

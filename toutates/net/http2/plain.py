@@ -13,7 +13,7 @@ from toutates.h2grpc.plain import PlainCall
 from toutates.h2grpc.status import LimitExceeded
 from toutates.h2grpc.stream import Buffer
 from toutates.http1 import Head, Limits, Refused
-from toutates.http1.coding import Inflater
+from toutates.http1.coding import STATE_BYTES, Inflater
 from toutates.http1.head import admit_head
 from toutates.net.http1.call import HttpCall
 from toutates.net.http1.service import Handler, admission, fail_call, http_limits, refusals
@@ -150,13 +150,13 @@ class StreamAnswers:
         except Refused as refusal:
             request.refuse(refusal)
             return
-        size = inflater.size
+        size = inflater.size + STATE_BYTES
         request.hold(size)
         inflater.counted = len(inflater.body)
         if not request.open:
             return
 
-        def work() -> bytearray | Refused:
+        def work() -> bytes | bytearray | Refused:
             try:
                 while inflater.step():
                     if not request.open:
@@ -175,7 +175,7 @@ class StreamAnswers:
             error = Overloaded("the server has no thread for this request")
             fail_call(self._worker, self._plain.handler, request, error)
 
-    def _inflated(self, request: HttpCall, size: int, outcome: bytearray | Refused | RequestError) -> None:
+    def _inflated(self, request: HttpCall, size: int, outcome: bytes | bytearray | Refused | RequestError) -> None:
         request.hold(-size)
         if not request.open:
             return
@@ -188,7 +188,7 @@ class StreamAnswers:
         else:
             self._go_on(request, outcome)
 
-    def _go_on(self, request: HttpCall, body: bytearray) -> None:
+    def _go_on(self, request: HttpCall, body: bytes | bytearray) -> None:
         request.body = body
         try:
             request.head.purpose.handle(request)
