@@ -312,6 +312,24 @@ def test_a_configuration_comes_with_the_request_and_the_files_from_the_bucket(
         assert (client.get_model_config("m").config.max_batch_size, answer(client, "m")) == (4, 2)
 
 
+def test_paths_of_a_configuration_from_the_request_are_those_of_the_bucket(
+    moto_service: S3Service, proxy: Proxy, tmp_path: Path
+) -> None:
+    bucket = Bucket(moto_service, proxy, {"m/1": 1})
+    parameter = 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "%s" } }'
+    with serving(bucket, proxy, tmp_path, *EXPLICIT) as (_, client):
+        for own, path in ((None, "/env"), (parameter % "/env", "/etc"), ("no configuration", "/env")):
+            if own is not None:
+                bucket.put("m/config.pbtxt", own.encode())
+            config = json.dumps({"parameters": {"EXECUTION_ENV_PATH": {"string_value": path}}})
+            status, text = fails(lambda config=config: client.load_model("m", config=config))  # type: ignore[misc]
+            assert (status, "leaves the model's directory" in text) == ("INVALID_ARGUMENT", True)
+        assert "m/1/model.onnx" not in bucket.fetched()
+        bucket.put("m/config.pbtxt", (parameter % "/env").encode())
+        client.load_model("m", config=json.dumps({"parameters": {"EXECUTION_ENV_PATH": {"string_value": "/env"}}}))
+        assert answer(client, "m") == 1
+
+
 def test_a_model_that_comes_with_the_request_does_not_need_the_service(
     moto_service: S3Service, proxy: Proxy, tmp_path: Path
 ) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from toutates.models.config.triton_configuration import TritonConfiguration
+from toutates.models.config.triton_configuration import TritonConfiguration, read_triton_configuration
 from toutates.models.repository import ModelFolder, VersionFolder, file_model, lone_model, scan_model
+from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.repositories.interface import Progress, Repository
+from toutates.system.errors import ConfigurationError
 
-__all__ = ["as_found", "obtain"]
+__all__ = ["as_found", "obtain", "own_configuration"]
 
 
 def obtain(
@@ -40,6 +42,31 @@ def obtain(
     if found.problem:
         repository.release(fetched)
     return found
+
+
+def own_configuration(repository: Repository, folder: ModelFolder) -> ModelConfig | None:
+    """What a model's config.pbtxt says; None without one that can be read. Blocks, where it has to be fetched.
+
+    Args:
+        repository: that has the model.
+        folder: from its scan, which has not read what lies elsewhere.
+
+    Raises:
+        ConfigurationError, RepositoryError: as ``Repository.fetch``.
+    """
+    for version in folder.versions:
+        if version.triton is not None:
+            return version.triton.given
+    fetched = repository.fetch(replace(folder, problem=""), lambda done, total: None, ())
+    if fetched.problem:
+        return None
+    try:
+        found = read_triton_configuration(fetched.path)
+    except ConfigurationError:
+        return None
+    finally:
+        repository.release(fetched)
+    return None if found is None else found.given
 
 
 def as_found(fetched: ModelFolder, override: TritonConfiguration | None = None) -> ModelFolder:

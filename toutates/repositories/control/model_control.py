@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
@@ -40,7 +40,7 @@ from toutates.repositories.control.threads import fetches_of, in_thread
 from toutates.repositories.control.view import Found, Looks, View
 from toutates.repositories.interface import Repository
 from toutates.repositories.local.uploads import misplaced, uploaded
-from toutates.repositories.obtaining import obtain
+from toutates.repositories.obtaining import obtain, own_configuration
 from toutates.system.client_text import without_paths
 from toutates.system.errors import (
     InvalidRequest,
@@ -465,12 +465,22 @@ class ModelControl:
         if override is None and known.override is not None and known.override[1] == found.identity:
             override = known.override[0]
         elif override is not None:
-            own = next((version.triton.given for version in found.folder.versions if version.triton is not None), None)
-            check_paths(name, override.given, own)
+            await self._check_paths(name, override, found)
         await self._load_found(turn, name, found, known, override, all_or_none=True)
         known.tried = found.identity
         known.override = None if override is None else (override, found.identity)
         known.uploaded = False
+
+    async def _check_paths(self, name: str, override: TritonConfiguration, found: Found) -> None:
+        with suppress(InvalidRequest):  # unless the repository says the same
+            check_paths(name, override.given)
+            return
+        read = partial(own_configuration, found.repository, found.folder)
+        try:
+            own = await in_thread(self._cpus, fetches_of(found.repository), read)
+        except ToutatesError as error:
+            raise NotInRepository(f"{failed(name)}: {error}") from error
+        check_paths(name, override.given, own)
 
     async def unload(self, name: str, *, dependents: bool = False) -> None:
         """Stop serving a model; see RepositoryModelUnload. One that is not served is no error.
