@@ -14,7 +14,7 @@ from onnx import TensorProto
 
 from tests.engine.support import Rig, inline_time, received, wait_until
 from tests.graphs import DOUBLE, DOUBLE_LENGTHS, gather, unary
-from toutates.engine.executor import MAX_INLINE_BATCHES
+from toutates.engine.dispatcher import MAX_INLINE_BATCHES
 from toutates.engine.lane import MOVING_NS, Lane
 from toutates.engine.lengths import Buckets
 from toutates.engine.padded.padding import PaddedInput, Padding
@@ -448,3 +448,64 @@ def test_requests_of_a_batch_that_fails_are_tried_by_its_executor_where_they_are
     assert [isinstance(answer, ExecutionFailed) for answer in answers] == [context == 2 for context in range(count)]
     npt.assert_array_equal(answers[0], [[20]])
     assert rig.ran_in == [rig.threads[0]] * (count - 1)
+
+
+def apart(rig: Rig, lane: Any, *given: np.ndarray[Any, Any]) -> tuple[Any, threading.Thread]:
+    """What becomes of requests that a thread beside the worker runs together, and that thread."""
+    results: list[Any] = []
+    requests = [(len(one), at, one.tobytes(), (0, one.nbytes)) for at, one in enumerate(given)]
+    submitter = rig.worker.submitter
+    writer = submitter.writer(lane)
+    thread = threading.Thread(target=lambda: results.append(submitter.run_apart(writer, requests)))
+    thread.start()
+    thread.join()
+    return results[0] if results else "an error", thread
+
+
+def test_requests_are_run_by_a_thread_beside_their_worker() -> None:
+    rig = Rig(DOUBLE, batch_size=4, quick_ns=ALWAYS)
+    lane = rig.lane((4,))
+    with rig.running():
+        rig.wait_idle()
+        assert apart(rig, lane, rows(1))[0] is None  # nobody knows whether that is quick
+        learn(rig, lane, 1, 2, 4)
+        [result], thread = apart(rig, lane, rows(1), rows(2, 7))
+        assert [request[:3] for request in result.pending] == [(0, 0, 1), (1, 1, 2)]
+        made = np.frombuffer(result.outputs.data[0], np.float32).reshape(3, 4)
+        npt.assert_array_equal(made, 2 * np.concatenate([rows(1), rows(2, 7)]))
+        assert rig.ran_in == [thread]
+        assert apart(rig, lane, rows(3), rows(2))[0] is None  # no batch has room for them
+        rig.worker.add("before", lane, rows(1))
+        [result], _ = apart(rig, lane, rows(1))
+        rig.worker.end_round()
+        rig.worker.collect("before")
+        assert rig.worker.results.empty()
+        assert rig.supertensor.occupancy().rows == 0
+
+
+def test_whoever_runs_requests_beside_a_worker_gives_the_executor_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(DOUBLE, quick_ns=ALWAYS)
+    lane = rig.lane((4,))
+    with rig.running():
+        learn(rig, lane, 1)
+        rig.gate.clear()
+        rig.worker.add("a", lane, rows(1))
+        runner = in_thread(rig, 0)
+        wait_until(lambda: rig.supertensor.occupancy().idle_executors == 0)
+        assert apart(rig, lane, rows(1))[0] is None  # others have it
+        rig.gate.set()
+        rig.worker.collect("a")
+        runner.join()
+        with monkeypatch.context() as patch, ExitStack() as failing:
+            patch.setattr(threading, "excepthook", lambda *_: None)
+
+            def fail(*_: object) -> None:
+                raise MemoryError
+
+            patch.setattr(rig.worker.submitter, "_copy", fail)
+            failing.callback(patch.undo)
+            assert apart(rig, lane, rows(1))[0] == "an error"
+        occupancy = rig.supertensor.occupancy()
+        assert (occupancy.idle_executors, occupancy.rows, occupancy.in_flight) == (1, 0, 0)
+        [result], _ = apart(rig, lane, rows(1))
+        assert result.error is None

@@ -5,7 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+import pytest
+
 from tests.waiting import PATIENCE_S
+from toutates.net import side_thread
 from toutates.net.side_thread import SideThread
 
 
@@ -43,3 +46,36 @@ def test_connections_take_turns_and_the_end_drops_what_waits() -> None:
 
 def test_a_thread_that_was_never_needed_ends_at_once() -> None:
     SideThread("side", lambda callback: None).stop()
+
+
+def test_who_waits_hears_of_jobs_that_are_done_at_once_and_not_of_others() -> None:
+    go_on, over = threading.Event(), threading.Event()
+    done: list[str] = []
+    side = SideThread("side", lambda callback: callback())
+
+    def job() -> Callable[[], None]:
+        return lambda: done.append("job")
+
+    def long() -> Callable[[], None]:
+        assert go_on.wait(PATIENCE_S)
+        return over.set
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(side_thread, "PROMPT_S", PATIENCE_S)
+        side.wait()  # there is nothing to wait for
+        for count in range(1, 4):
+            side.put("a", job)
+            side.wait()
+            assert done == ["job"] * count
+        patch.setattr(side_thread, "PROMPT_S", 0.0)
+        side.put("a", long)
+        side.wait()
+        patch.setattr(side_thread, "PROMPT_S", PATIENCE_S)
+        for _ in range(side_thread.LEFT_OUT):
+            side.wait()  # not for the one that lasts
+        go_on.set()
+        assert over.wait(PATIENCE_S)
+        side.put("a", job)
+        side.wait()
+        assert len(done) == 4
+    side.stop()

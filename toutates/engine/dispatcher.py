@@ -29,7 +29,11 @@ from toutates.engine.lane import Batch
 from toutates.engine.pool import ExecutorPool, PoolShare
 from toutates.engine.result import BatchResult, Timing
 
-__all__ = ["LOOK", "Deliver", "Dispatcher", "ExecutorHandle", "Inbox", "InlineRun"]
+__all__ = ["LOOK", "MAX_INLINE_BATCHES", "Deliver", "Dispatcher", "ExecutorHandle", "Inbox", "InlineRun"]
+
+#: Batches that a worker runs inline at most before it goes on with its round: its own, and those that came meanwhile.
+#: As many requests of a batch that failed are run one by one.
+MAX_INLINE_BATCHES: Final = 4
 
 #: In an executor's inbox: no batch, but a reason to look again. Never run.
 LOOK: Final = Batch.__new__(Batch)
@@ -64,8 +68,14 @@ class ExecutorHandle:
         self.inbox: Inbox = SimpleQueue()
         self.waits_for_inbox = False
 
-    def run_inline(self, batch: Batch, deliver: Deliver) -> None:
-        """Run ``batch``, and what comes meanwhile, on the calling thread, which has claimed this executor for it."""
+    def run_inline(self, batch: Batch, deliver: Deliver, most: int = MAX_INLINE_BATCHES) -> None:
+        """Run ``batch``, and what comes meanwhile, on the calling thread, which has claimed this executor for it.
+
+        Args:
+            batch: to be run.
+            deliver: takes the outcomes.
+            most: batches that are run at most; executors have the others.
+        """
         raise NotImplementedError
 
     def work_with(self, batch: Batch, pool: ExecutorPool) -> Callable[[], object] | None:

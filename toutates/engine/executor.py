@@ -26,7 +26,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Final, Protocol
 
-from toutates.engine.dispatcher import LOOK, Deliver, ExecutorHandle
+from toutates.engine.dispatcher import LOOK, MAX_INLINE_BATCHES, Deliver, ExecutorHandle
 from toutates.engine.lane import NEVER_DOUBTED, Batch
 from toutates.engine.packing import OtherRows
 from toutates.engine.poisoned import PoisonedBackend
@@ -45,9 +45,6 @@ __all__ = ["Executor", "Owner"]
 
 logger = logging.getLogger(__name__)
 
-#: Batches that a worker runs inline at most before it goes on with its round: its own, and those that came meanwhile.
-#: As many requests of a batch that failed are run one by one.
-MAX_INLINE_BATCHES: Final = 4
 #: Runs on workers' threads that are measured by CPU time after one that took long, where they may last so long that the
 #: system interrupts them. The others are by the clock, which is read in a tenth of the time, and says as well that a
 #: run is quick.
@@ -266,10 +263,10 @@ class Executor(ExecutorHandle, TakesTurns):
         self._backend.close()
         return on_end
 
-    def run_inline(self, batch: Batch, deliver: Deliver) -> None:
-        """Run ``batch``, and what comes meanwhile, on the calling thread, which has claimed this executor for it."""
+    def run_inline(self, batch: Batch, deliver: Deliver, most: int = MAX_INLINE_BATCHES) -> None:
+        """See ``ExecutorHandle``."""
         following: Batch | None = batch
-        left = MAX_INLINE_BATCHES
+        left = most
         turn = self.turn
         while following is not None:
             batch = following

@@ -128,7 +128,13 @@ def watching(consumer: Consumer, model: str, signature: Signature, poison: Poiso
 
         return search_and_finish
 
-    return replace(consumer, finish=searching(consumer.finish), finish_here=searching(consumer.finish_here))
+    def sift(result: BatchResult) -> list[BatchResult]:
+        found: list[BatchResult] = []
+        searching(found.append)(result)
+        return found
+
+    finish, finish_here = searching(consumer.finish), searching(consumer.finish_here)
+    return replace(consumer, finish=finish, finish_here=finish_here, sift=sift)
 
 
 def _found(outputs: Outputs, request: PendingRequest, signature: Signature, poison: Poison) -> str | None:

@@ -90,6 +90,8 @@ class Consumer:
             one caller, None where nobody knows. Called while the request is added.
         released: called when a decoupled version has begun the request of a context, and may begin others: what is
             left to come are responses. In any thread; None where nobody needs to know.
+        sift: what the consumer gets in place of an outcome that neither ``finish`` nor ``finish_here`` takes; None for
+            itself.
     """
 
     finish: Callable[[BatchResult], None]
@@ -102,6 +104,7 @@ class Consumer:
     sequence: Callable[[Any], SequenceOf] | None = None
     parameters: Callable[[Any], Parameters] = lambda context: {}
     released: Callable[[Any], object] | None = None
+    sift: Callable[[BatchResult], Sequence[BatchResult]] | None = None
     around_ns: Callable[[int], int] = lambda now_ns: 0
     unread_bytes: Callable[[Any], int] = lambda context: 0
     caller: Callable[[Any], object] = lambda context: None

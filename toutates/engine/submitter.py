@@ -97,6 +97,7 @@ class Submitter:
         self._open = supertensor.queue.open
         self._port = supertensor.connect(consumer)
         self._finish_here = consumer.finish_here
+        self._sift = consumer.sift
         self._at_round_end = consumer.at_round_end
         self._about = consumer.about
         self.counters = consumer.counters
@@ -240,6 +241,53 @@ class Submitter:
         del own  # the message is free with the batch, also where the traceback of an error keeps this frame
         executor.run_inline(batch, self._deliver)
         return True
+
+    def run_apart(
+        self, way: LaneWriter, requests: Sequence[tuple[int, Any, Buffer, Sequence[int]]]
+    ) -> list[BatchResult] | None:
+        """Run requests in a batch of their own on the calling thread. The one method for any thread.
+
+        Args:
+            way: of all of them.
+            requests: rows, context, buffer and spans of each, as for ``add_packed``.
+
+        Returns:
+            What has become of them; of those that it says nothing of, the consumer hears as of others. None where
+            nothing was done, because the requests had better be added.
+
+        Raises:
+            Overloaded, ModelNotReady: as ``add_packed``.
+        """
+        lane = way.lane
+        rows = sum([request[0] for request in requests])
+        with self._lock:
+            run = self._supertensor.claim_own(lane, rows)
+        if run is None:
+            return None
+        executor, batch = run
+        results: list[BatchResult] = []
+
+        def deliver(port: int, result: BatchResult) -> None:
+            if port != self._port:
+                self._supertensor.deliver(port, result)
+            elif self._sift is None:
+                results.append(result)
+            else:
+                results.extend(self._sift(result))
+
+        pending = batch.pending[self._port]
+        try:
+            first = 0
+            for count, context, buffer, spans in requests:
+                self._copy(batch, lane, first, count, buffer, spans, 0)
+                pending.append((context, first, count, None))
+                first += count
+        except BaseException:
+            pending.clear()  # the executor is to be idle again, and runs nothing that nobody waits for
+            raise
+        finally:
+            executor.run_inline(batch, deliver, 1)
+        return results
 
     # --- BYTES -------------------------------------------------------------------------------------------------------
 

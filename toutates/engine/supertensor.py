@@ -245,6 +245,26 @@ class SuperTensor:
         self.queue.sealed.append(batch)
         return batch
 
+    def claim_own(self, lane: Lane, rows: int) -> InlineRun | None:
+        """Claim an executor for a new batch of ``rows`` rows, which the calling thread writes and runs at once.
+
+        Call with the lock held. None where it is better to add the rows as any others: as ``open_own_batch``, and where
+        others share the open batch.
+
+        Raises:
+            Overloaded, ModelNotReady: as of ``open_own_batch``.
+        """
+        queue, executors = self.queue, self.executors
+        if not executors.idle or rows > lane.batch_rows or lane in queue.open:
+            return None
+        if lane.run_ns[rows.bit_length()] >= self._own_batch_ns or INLINE_TIME.left_ns <= 0:
+            return None
+        batch = self._new_batch(lane, rows)
+        batch.rows = batch.counted = rows
+        self.budget.rows += rows
+        queue.running.add(batch)
+        return executors.idle.pop(), batch
+
     def claim_lent(self, lane: Lane, rows: int, address: int, held_bytes: int = 0) -> InlineRun | None:
         """Claim an executor for the rows of one request, which stay where they are.
 

@@ -12,6 +12,7 @@ from toutates.engine.deadlines.around import Around
 from toutates.engine.poisoned import watching
 from toutates.engine.result import BatchResult, Parameters
 from toutates.engine.servable import Consumer, Port, RequestAbout, SequenceOf
+from toutates.engine.submitter import Submitter
 from toutates.infer.answers import Answers, RequestContext, SequenceContext, is_wanted
 from toutates.infer.call import Transport
 from toutates.infer.inflight import Inflight
@@ -39,7 +40,7 @@ class _Opened:
     Attributes:
         ordinary: of most requests.
         shared: of requests with tensors in shared memory.
-        finish_shared: takes the outcomes of ``shared``.
+        finish_shared: takes the outcomes of ``shared`` once their outputs are written.
         copied: of requests that are copied.
     """
 
@@ -113,12 +114,13 @@ class Ports:
         if opened.shared is None:
 
             def around(finish: Finish) -> Finish:
-                opened.finish_shared = self._shared_outputs.before(finish)
-                return opened.finish_shared
+                opened.finish_shared = finish
+                return self._shared_outputs.before(finish)
 
             opened.shared = self._open(version, self._regions.releasing, around)
         assert opened.finish_shared is not None
         shared.finish = opened.finish_shared
+        shared.runs_apart = type(opened.shared) is Submitter and not version.decoupled
         return opened.shared
 
     def copied(self, version: ServedVersion) -> Port:

@@ -35,8 +35,8 @@ REQUEST_BYTES: Final = 4_096
 
 #: Takes results on the worker's thread.
 Finish = Callable[[BatchResult], None]
-#: Index and pieces of each output of a request that goes to shared memory.
-Contents = list[tuple[int, list[Any]]]
+#: Where the rows of a request are: in what outputs, from which row on, and how many.
+Parts = list[tuple[Outputs, int, int]]
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +45,7 @@ class _Late:
 
     Attributes:
         result: of ``requests``; None until these are complete, and once it is passed on.
-        requests: of one connection and version, with what is to be written for each.
+        requests: of one connection and version, with what is to be written for each, if anything is.
         size: bytes that they are counted for.
         finish: takes the result.
         is_held: whether the version is held.
@@ -53,7 +53,7 @@ class _Late:
     """
 
     result: BatchResult | None
-    requests: list[tuple[PendingRequest, Contents]]
+    requests: list[tuple[PendingRequest, Parts]]
     size: int
     finish: Finish
     is_held: bool = False
@@ -97,15 +97,16 @@ class SharedOutputs:
             groups: dict[Any, _Late] = {}
             for request in result.pending:
                 call = request[0][0]
-                contents, size = self._contents(request, outputs)
-                if not contents and call not in self._waiting:
+                parts = self._parts_of(request, outputs)
+                if not parts and call not in self._waiting:
                     now.append(request)
                     continue
+                size = request[0][1].shared.room if parts else 0
                 group = groups.get(call.responder)
                 if group is None or group.size + size > AT_ONCE_BYTES:
                     group = groups[call.responder] = _Late(None, [], 0, finish, is_one_of_several=result.more)
                     late.append(group)
-                group.requests.append((request, contents))
+                group.requests.append((request, parts))
                 group.size += size + REQUEST_BYTES
             # The last of them says that the result is taken.
             for at, group in enumerate(late, 1):
@@ -117,34 +118,43 @@ class SharedOutputs:
 
         return write_and_finish
 
-    def _contents(self, request: PendingRequest, outputs: Outputs | None) -> tuple[Contents, int]:
-        """What is to be written for a request, and its size.
+    def written(self, result: BatchResult, finish: Finish) -> Callable[[], None]:
+        """Write the outputs of a result whose requests are whole, and have one each. Runs in the other thread.
 
-        Nothing while other parts of the request are to come, or where it has failed.
+        Args:
+            result: nobody else has it.
+            finish: takes it.
+
+        Returns:
+            What has it taken, on the worker's thread.
+        """
+        outputs = result.shared_outputs
+        requests: list[tuple[PendingRequest, Parts]] = [
+            (request, [] if outputs is None else [(outputs, request[1], request[2])]) for request in result.pending
+        ]
+        return self._write(_Late(result, requests, 0, finish))
+
+    def _parts_of(self, request: PendingRequest, outputs: Outputs | None) -> Parts:
+        """Where the rows are whose outputs are to be written for a request.
+
+        Nowhere while other parts of the request are to come, or where it has failed.
         """
         (call, plan, *_), first, rows, part = request
         if outputs is None:
             if part is not None:
                 self._parts.pop(part[0], None)
-            return [], 0
+            return []
         parts: list[tuple[Outputs, int, int] | None] = [(outputs, first, rows)]
         if part is not None:
             split, index = part
             known = self._parts.setdefault(split, [None] * len(split.parts))
             known[index] = parts[0]
             if split.left > 1:
-                return [], 0
+                return []
             parts = self._parts.pop(split)
-        if not call.open or None in parts:
-            return [], 0
-        contents = []
-        size = 0
-        for index in plan.shared.outputs:
-            if index not in outputs.missing:
-                pieces = [_piece(one, index, plan) for one in parts if one is not None]
-                contents.append((index, pieces))
-                size += sum(map(len, pieces))
-        return contents, size
+        if not call.open or None in parts or all(index in outputs.missing for index in plan.shared.outputs):
+            return []
+        return [one for one in parts if one is not None]
 
     def _put(self, late: _Late) -> None:
         plan = late.requests[0][0][0][1]
@@ -157,16 +167,16 @@ class SharedOutputs:
             self._worker.objects.put(late.requests[0][0][0][0].responder, partial(self._write, late))
         except RuntimeError:  # the system has no thread
             failure = Overloaded("the server has no thread for this request")
-            self._go_on(late, [failure if contents else None for _, contents in late.requests])
+            self._go_on(late, [failure if parts else None for _, parts in late.requests])
 
     def _write(self, late: _Late) -> Callable[[], None]:
         """Write the outputs of a result. Runs in the other thread."""
         errors: list[RequestError | None] = []
-        for ((call, plan, *_), *_), contents in late.requests:
+        for ((call, plan, *_), *_), parts in late.requests:
             error = None
             try:
-                if contents:
-                    plan.shared.write(contents, partial(getattr, call, "open"))
+                if parts and call.open:
+                    plan.shared.write(_contents(parts, plan), partial(getattr, call, "open"))
             except Exception as failure:
                 error = told(failure, f"writing outputs of model '{plan.version.model}'")
             errors.append(error)
@@ -206,6 +216,15 @@ def _of(
     some.more = result.more
     some.taken = result.taken if is_last else None
     return some
+
+
+def _contents(parts: Parts, plan: Plan) -> list[tuple[int, list[Any]]]:
+    """Index and pieces of each output of a request that goes to shared memory, and is there."""
+    assert plan.shared is not None
+    missing = parts[-1][0].missing
+    return [
+        (index, [_piece(part, index, plan) for part in parts]) for index in plan.shared.outputs if index not in missing
+    ]
 
 
 def _piece(part: tuple[Outputs, int, int], index: int, plan: Plan) -> Any:

@@ -2,8 +2,10 @@
 
 Whoever owns an object of shared memory may hold it up for as long as he likes: to write to it waits for a lock of the
 system's, which he has while he fills it or gives its pages back. So no worker touches one. The inputs of all requests
-of a round are read in a thread beside the worker, which is woken once for them, and those of one connection that are
-small are read, and come back, together. Inputs that a GPU has, of a model that runs on it, are not read at all.
+of a round are read in a thread beside the worker, which is woken once for them. Those that are small are read together;
+where an executor is idle and their run is quick, that thread runs it as well, and writes the outputs, so that the
+worker gets their outcome and nothing else. Whatever waits for an owner does so before the run or after it: no executor
+does. Inputs that a GPU has, of a model that runs on it, are not read at all.
 """
 
 from __future__ import annotations
@@ -17,11 +19,12 @@ from typing import Any, Final
 
 from toutates.engine.on_device import DeviceLane, DeviceRows
 from toutates.engine.result import BatchResult, Timing
-from toutates.engine.servable import Buffer
+from toutates.engine.servable import Buffer, Port
+from toutates.engine.submitter import Submitter
 from toutates.infer.call import Call
 from toutates.infer.plan import Plan
 from toutates.infer.shared_outputs import SharedOutputs
-from toutates.infer.shared_tensors import SharedInputs, SharedTensors
+from toutates.infer.shared_tensors import POOLED_BYTES, SharedInputs, SharedTensors
 from toutates.models.table import ServedVersion
 from toutates.net import Worker
 from toutates.net.side_thread import told
@@ -47,7 +50,13 @@ AddOnDevice = Callable[[Call, Plan, bytes, DeviceLane, DeviceRows], None]
 
 @dataclass(slots=True, eq=False)
 class _Reading:
-    """A request whose inputs are read beside the worker; ``error`` is why that failed, or None."""
+    """A request whose inputs are read beside the worker.
+
+    Attributes:
+        arrival: when it came, monotonic nanoseconds.
+        error: why it fails; None if it does not.
+        has_run: whether its outcome is known, or comes as others' do.
+    """
 
     call: Call
     plan: Plan
@@ -56,7 +65,14 @@ class _Reading:
     inputs: SharedInputs
     identifier: str
     said: Said | None
+    arrival: int
     error: RequestError | None = None
+    has_run: bool = False
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it may be read together with those of other connections, and in any order."""
+        return self.said is None and self.inputs.byte_size <= POOLED_BYTES
 
 
 class SharedPath:
@@ -132,7 +148,9 @@ class SharedPath:
                     self._check_room(inputs)
                 inputs.take()
                 if is_aside or (said is not None and said[0] in self.sequences):
-                    self._read_aside(_Reading(call, plan, shared, id_field, inputs, identifier, said))
+                    self._read_aside(
+                        _Reading(call, plan, shared, id_field, inputs, identifier, said, self._worker.now_ns)
+                    )
                     return
             except BaseException:
                 shared.release()
@@ -202,12 +220,13 @@ class SharedPath:
             self.sequences[reading.said[0]] = self.sequences.get(reading.said[0], 0) + 1
 
     def _hand_over(self) -> None:
-        """Give the requests of a round to the other thread, those of a connection together."""
+        """Give the requests of a round to the other thread: what is small together, what is not by connections."""
         readings, self._readings = self._readings, []
         groups: dict[Any, tuple[list[_Reading], int]] = {}
         jobs: list[tuple[Any, list[_Reading]]] = []
         for reading in readings:
-            connection, size = reading.call.responder, reading.inputs.byte_size + REQUEST_BYTES
+            connection = None if reading.is_small else reading.call.responder
+            size = reading.inputs.byte_size + REQUEST_BYTES
             known = groups.get(connection)
             if known is None or known[1] + size > AT_ONCE_BYTES:
                 known = [], 0
@@ -220,10 +239,10 @@ class SharedPath:
             except RuntimeError:
                 for reading in group:
                     reading.error = Overloaded("the server has no thread for this request")
-                self._go_on(group)
+                self._go_on(group, [])
 
     def _read(self, group: list[_Reading]) -> Callable[[], None]:
-        """Read the inputs of requests. Runs in the other thread."""
+        """Read the inputs of requests, and run what is quick. Runs in the other thread."""
         for reading in group:
             if not reading.call.open:
                 reading.error = CallerLeft("the client has left")
@@ -232,29 +251,77 @@ class SharedPath:
                 reading.shared.read(reading.inputs)
             except Exception as error:
                 reading.error = told(error, f"reading inputs for model '{reading.plan.version.model}'")
-        return partial(self._go_on, group)
+        return partial(self._go_on, group, self._run(group))
 
-    def _go_on(self, group: list[_Reading]) -> None:
-        """Put what was read into batches. An error is the outcome of a request, as if its batch had failed."""
+    def _run(self, group: list[_Reading]) -> list[Callable[[], None]]:
+        """Run requests that need nobody else for it, and write their outputs. Runs in the other thread.
+
+        Returns:
+            What answers them, on the worker's thread.
+        """
+        alike: dict[Any, list[_Reading]] = {}
+        for reading in group:
+            if reading.error is None and reading.is_small and reading.shared.runs_apart and reading.plan.writer:
+                alike.setdefault(reading.plan.writer, []).append(reading)
+        answers: list[Callable[[], None]] = []
+        for writer, readings in alike.items():
+            plan, port = readings[0].plan, readings[0].plan.port
+            assert isinstance(port, Submitter)
+            contexts = [(one.call, one.plan, one.id_field, one.arrival) for one in readings]
+            requests = [
+                (one.plan.rows, context, one.inputs.buffer, one.inputs.spans)
+                for one, context in zip(readings, contexts, strict=True)
+            ]
+            try:
+                results = port.run_apart(writer, requests)
+            except RequestError:
+                continue  # the worker finds the words
+            except Exception as error:
+                for reading in readings:
+                    reading.error = told(error, f"running requests of model '{plan.version.model}'")
+                continue
+            if results is not None:
+                for reading in readings:
+                    reading.has_run = True
+                answers += [self._outputs.written(result, readings[0].shared.finish) for result in results]
+        return answers
+
+    def _go_on(self, group: list[_Reading], answers: list[Callable[[], None]]) -> None:
+        """Put what was read into batches. An error is the outcome of a request, as if its batch had failed.
+
+        Args:
+            group: the requests.
+            answers: answer those that have run.
+        """
         try:
+            ports: dict[Port, None] = {}
             for reading in group:
                 try:
-                    self._go_on_with(reading)
+                    self._is_back(reading)
+                    if not reading.has_run:
+                        self._go_on_with(reading)
+                        ports[reading.plan.port] = None
                 finally:
                     reading.inputs.done()
-            for port in {reading.plan.port: None for reading in group}:
+            for port in ports:
                 port.commit()
+            for answer in answers:
+                answer()
         finally:
             for reading in group:
                 reading.plan.version.calls.let_go()
 
-    def _go_on_with(self, reading: _Reading) -> None:
-        call, plan, shared, said, error = reading.call, reading.plan, reading.shared, reading.said, reading.error
+    def _is_back(self, reading: _Reading) -> None:
+        """Note that a request waits for the other thread no longer."""
+        said = reading.said
         self._bytes_aside -= reading.inputs.byte_size + REQUEST_BYTES
         if said is not None:
             self.sequences[said[0]] -= 1
             if not self.sequences[said[0]]:
                 del self.sequences[said[0]]
+
+    def _go_on_with(self, reading: _Reading) -> None:
+        call, plan, shared, said, error = reading.call, reading.plan, reading.shared, reading.said, reading.error
         if error is None:
             try:
                 self._add(call, plan, reading.id_field, reading.inputs, reading.identifier, said)

@@ -50,7 +50,9 @@ class SharedTensors:
             the bytes of some.
         byte_size: of all inputs in shared memory.
         room: the most bytes that the outputs in shared memory may have.
-        finish: takes the outcome of requests that got into no batch; of the plan's port. Set by whoever opens that.
+        finish: takes the outcome of requests whose outputs are written, or which have none. Set, as the next one is, by
+            whoever opens the port.
+        runs_apart: whether the port has ``Submitter.run_apart``.
         device_way: the way for requests whose inputs a GPU has; None where the version does not take them so.
         owner: whose regions they are in, where regions have owners; "" until ``owned_by``.
         whose: who sends the requests (``Caller.identity``); "" where nobody knows.
@@ -73,6 +75,7 @@ class SharedTensors:
         "owner",
         "places",
         "room",
+        "runs_apart",
         "spans",
         "whose",
     )
@@ -95,6 +98,7 @@ class SharedTensors:
         self._device = 0
         self.device_way: DeviceLane | None = None
         self.finish: Callable[[BatchResult], None]
+        self.runs_apart = False
         self.places = (*(given[0] for given in self.inputs if given is not None), *self.outputs.values())
         #: the regions of ``places``: as long as a request uses them, those of every request
         self._used: Sequence[Region] = ()

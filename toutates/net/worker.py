@@ -496,6 +496,7 @@ class Worker:
                 self._tick(now_ns)
             if self._bells:
                 self._ring_all()
+                self.objects.wait()
             if now_ns >= until_ns or self._task_woken:
                 break
             timeout_s = LINGER_S if mailbox.fall_asleep() else 0.0
