@@ -63,11 +63,10 @@ def test_with_constant_traffic_what_died_frozen_is_looked_at_again_where_that_is
         looks[0] += 1
         return count() if is_short else 10**12
 
-    monkeypatch.setattr(gc, "get_freeze_count", counting)
-
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             await nursery.start(keep_collections_short, NEVER, 0.1)
+            monkeypatch.setattr(gc, "get_freeze_count", counting)
             node = Node()
             kept = [[number] for number in range(400_000)]
             gc.collect()

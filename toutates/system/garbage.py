@@ -35,9 +35,8 @@ _IDLE: Final = 30
 #: Seconds after which what was frozen is looked at again though requests come, if that takes no longer than this.
 _RARELY_S: Final = 300.0
 MOST_NS: Final = 20_000_000
-#: To count what is frozen takes a fifth of the time of looking at it, at most; and the latter, before it is measured.
+#: To count what is frozen takes a fifth of the time of looking at it, at most.
 _COUNTING: Final = 5
-_PER_OBJECT_NS: Final = 100.0
 #: Without the GIL: with so many new objects it is worth a collection when idle.
 _WORTH: Final = 10_000
 
@@ -53,9 +52,7 @@ class _Collections:
         self._rarely_s = rarely_s
         self._began_ns = 0
         self._most_growth = available_memory() // 8
-        self._per_object_ns = _PER_OBJECT_NS
-        self._counted = 0
-        self._note_all()
+        self.look()
 
     def note(self, phase: str, info: dict[str, Any]) -> None:
         """In any thread: a collection begins, or has ended."""
@@ -74,12 +71,9 @@ class _Collections:
         gc.unfreeze()
         gc.collect()
         gc.freeze()
-        if self._counted:
-            self._per_object_ns = (time.thread_time_ns() - began_ns) / self._counted
-            self._counted = 0
-        self._note_all()
-
-    def _note_all(self) -> None:
+        if not free_threaded():
+            # Objects differ: those of modules take four times as long as small lists.
+            self._per_object_ns = (time.thread_time_ns() - began_ns) / max(gc.get_freeze_count(), 1)
         #: for how long what was frozen since has been looked at
         self._frozen_ns = 0
         self._peak = _peak()
@@ -99,8 +93,7 @@ class _Collections:
         if self._frozen_ns > MOST_NS * _COUNTING:
             return False
         # Of what was frozen most is freed by its references.
-        self._counted = gc.get_freeze_count()
-        return self._counted * self._per_object_ns <= MOST_NS
+        return gc.get_freeze_count() * self._per_object_ns <= MOST_NS
 
 
 def _peak() -> int:
@@ -117,8 +110,6 @@ async def keep_collections_short(
     ``rarely_s`` where that is short.
     """
     thresholds = gc.get_threshold()
-    gc.collect(0)
-    gc.freeze()
     collections = _Collections(rarely_s)
     if free_threaded():
         gc.disable()
