@@ -222,7 +222,10 @@ class HttpConnection(Connection):
             self.behind = self.full = False
             self._waits_for_room = True
             return []
-        return self._after(self._http.go_on())
+        calls = self._after(self._http.go_on())
+        if not self.behind:
+            self._measured = ()  # else the answers would be kept, sent or not, for as long as the connection
+        return calls
 
     @property
     def _output_is_much(self) -> bool:
@@ -391,6 +394,7 @@ class HttpConnection(Connection):
 
     def _close(self) -> None:
         self._closed = True
+        self._measured = ()
         self.behind = self.full = self.direct = False
         self._http.lose()
         self._count()
