@@ -41,9 +41,12 @@ class Asked:
 
 
 class AtOnce:
-    """A worker whose turn is always."""
+    """A worker whose turn is always, and whose rounds end at once."""
 
     def call_soon(self, callback: Callable[[], None]) -> None:
+        callback()
+
+    def at_round_end(self, callback: Callable[[], None]) -> None:
         callback()
 
 
@@ -80,6 +83,47 @@ def test_a_call_gets_what_its_function_returns(large: bool) -> None:
         assert asked.answer == b""
 
     in_queue(check)
+
+
+class InRounds(AtOnce):
+    """A worker whose round ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.round_end: list[Callable[[], None]] = []
+
+    def at_round_end(self, callback: Callable[[], None]) -> None:
+        self.round_end.append(callback)
+
+
+def test_the_main_thread_is_woken_once_for_the_calls_of_a_round() -> None:
+    woken: list[Callable[..., object]] = []
+
+    class Token:
+        def run_sync_soon(self, callback: Callable[..., object], *arguments: object) -> None:
+            woken.append(callback)
+            callback(*arguments)
+
+    async def answer(request: pb.RepositoryModelUnloadRequest) -> Response:
+        return Response()
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            token: Any = Token()
+            worker: Any = InRounds()
+            handler = on_main_thread(
+                ControlQueue(nursery, token=token), worker, pb.RepositoryModelUnloadRequest, answer
+            )
+            for _ in range(2):
+                calls = [ask(handler) for _ in range(3)]
+                assert not woken
+                [end] = worker.round_end
+                end()
+                for call in calls:
+                    await call.came.wait()
+                assert len(woken) == 1
+                worker.round_end, woken[:] = [], []
+
+    trio.run(main)
 
 
 @pytest.mark.parametrize(
@@ -178,8 +222,7 @@ def test_calls_that_come_while_the_server_exits_are_told_so() -> None:
         return queue
 
     queue = trio.run(main)
-    with pytest.raises(Unavailable, match="Server exiting"):  # the main thread's Trio has ended
-        ask(handler_of(queue, never))
+    assert ask(handler_of(queue, never)).answer == EXITING  # the main thread's Trio has ended
 
 
 def test_the_bytes_of_a_request_are_not_kept_once_it_is_parsed() -> None:

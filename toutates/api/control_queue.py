@@ -93,7 +93,10 @@ class ControlQueue:
     nursery: trio.Nursery
     what: str = "changes of models"
     token: trio.lowlevel.TrioToken = field(default_factory=trio.lowlevel.current_trio_token)
+    #: those of each worker's round, which that worker alone changes
+    _coming: dict[Worker, list[tuple[_Waiting, Work]]] = field(default_factory=dict)
     _waiting: set[_Waiting] = field(default_factory=set)
+    _bytes: int = 0
     _closed: bool = False
 
     def put(self, worker: Worker, message: bytes, work: Work, fail: Fail) -> None:
@@ -104,14 +107,20 @@ class ControlQueue:
             message: its request.
             work: answers it.
             fail: answers it with an error.
-
-        Raises:
-            Unavailable: the server is exiting.
         """
+        coming = self._coming.setdefault(worker, [])
+        coming.append((_Waiting(worker, fail, len(message), message), work))
+        if len(coming) == 1:
+            worker.at_round_end(partial(self._hand_over, worker))
+
+    def _hand_over(self, worker: Worker) -> None:
+        """Give the main thread the calls of a worker's round, which wakes it once for all of them."""
+        coming = self._coming.pop(worker)
         try:
-            self.token.run_sync_soon(self._begin, _Waiting(worker, fail, len(message), message), work)
+            self.token.run_sync_soon(self._begin_all, coming)
         except trio.RunFinishedError:
-            raise Unavailable(_EXITING) from None
+            for waiting, _ in coming:
+                waiting.fail(Unavailable(_EXITING))
 
     def close(self) -> None:
         """Fail all waiting calls, because the server is shutting down. Their loads may go on until the process ends."""
@@ -120,6 +129,10 @@ class ControlQueue:
             waiting.fail(Unavailable(_EXITING))
         self.nursery.cancel_scope.cancel()
 
+    def _begin_all(self, coming: list[tuple[_Waiting, Work]]) -> None:
+        for waiting, work in coming:
+            self._begin(waiting, work)
+
     def _begin(self, waiting: _Waiting, work: Work) -> None:
         if self._closed:
             waiting.fail(Unavailable(_EXITING))
@@ -127,11 +140,8 @@ class ControlQueue:
             waiting.fail(Overloaded(f"too many {self.what} are waiting; try again later"))
         else:
             self._waiting.add(waiting)
+            self._bytes += waiting.size
             self.nursery.start_soon(self._answer, waiting, work)
-
-    @property
-    def _bytes(self) -> int:
-        return sum(waiting.size for waiting in self._waiting)
 
     async def _answer(self, waiting: _Waiting, work: Work) -> None:
         try:
@@ -145,3 +155,4 @@ class ControlQueue:
             waiting.worker.call_soon(partial(waiting.send, answer))
         finally:
             self._waiting.discard(waiting)
+            self._bytes -= waiting.size

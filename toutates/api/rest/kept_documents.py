@@ -121,11 +121,7 @@ class DocumentPage:
     _waiting: list[RestHttpCall] | None = None
 
     def __call__(self, call: RestHttpCall) -> None:
-        """Answer a request.
-
-        Raises:
-            Unavailable: the server is exiting.
-        """
+        """Answer a request."""
         document = self.source.current()
         if document is not None:
             _answer(call, document)
@@ -135,11 +131,7 @@ class DocumentPage:
             waiting.append(call)
             return
         self._waiting = calls = [call]
-        try:
-            self.queue.put(self.worker, b"", partial(self._make, calls), partial(self._fail, calls))
-        except RequestError:
-            self._waiting = None
-            raise
+        self.queue.put(self.worker, b"", partial(self._make, calls), partial(self._fail, calls))
 
     async def _make(self, calls: list[RestHttpCall], _: bytes) -> Callable[[], None]:
         self._let_go_of(calls)
