@@ -138,9 +138,8 @@ def kept() -> list[str]:
     """Errors with frames behind them and large pieces of memory, held by what was made since the freeze."""
     found = []
     interval_s = sys.getswitchinterval()
-    sys.setswitchinterval(
-        3_600
-    )  # no other thread goes on with a tuple that it makes, while there is a list of all objects
+    # A thread that goes on with a tuple that it makes, while a list of all objects has it too, fails (CPython 3.11).
+    sys.setswitchinterval(3_600)
     try:
         for one in gc.get_objects():
             if isinstance(one, BaseException):
