@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-__all__ = ["NAME", "build_extension", "is_free_threaded"]
+__all__ = ["NAME", "build_extension", "free_threaded_python", "is_free_threaded"]
 
 NAME: Final = "wants_the_gil"
 
@@ -36,6 +39,15 @@ def _ask(python: str) -> tuple[str, str, bool]:
 def is_free_threaded(python: str) -> bool:
     """Whether an interpreter is of the free-threaded build."""
     return _ask(python)[2]
+
+
+def free_threaded_python() -> str | None:
+    """An interpreter of the free-threaded build, this one or another; for sure it has the standard library alone."""
+    for path in (sys.executable, os.environ.get("PYTHON314T"), shutil.which("python3.14t")):
+        with suppress(OSError, subprocess.CalledProcessError):  # PATH may have a name of pyenv's without a Python
+            if path and is_free_threaded(path):
+                return path
+    return None
 
 
 def build_extension(folder: Path, python: str) -> None:

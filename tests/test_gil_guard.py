@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -12,16 +11,12 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(
-    not sysconfig.get_config_var("Py_GIL_DISABLED"), reason="needs a free-threaded build of Python"
-)
+from tests.extension import NAME, build_extension
+
+if not sysconfig.get_config_var("Py_GIL_DISABLED"):
+    pytest.skip("needs a free-threaded build of Python", allow_module_level=True)
 
 ROOT = Path(__file__).resolve().parents[1]
-EXTENSION = """
-#include <Python.h>
-static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "old_fashioned", NULL, -1, NULL};
-PyMODINIT_FUNC PyInit_old_fashioned(void) { return PyModule_Create(&definition); }
-"""
 
 
 def run_pytest(folder: Path, test: str, *options: str, more: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
@@ -38,14 +33,7 @@ def run_pytest(folder: Path, test: str, *options: str, more: Sequence[str] = ())
 @pytest.fixture
 def old_fashioned(tmp_path: Path) -> Path:
     """A folder with an extension module that does not say that it can do without the GIL."""
-    compiler = shutil.which("cc")
-    include = sysconfig.get_paths()["include"]
-    if compiler is None or not (Path(include) / "Python.h").exists():
-        pytest.skip("needs a C compiler and Python's headers")
-    source = tmp_path / "old_fashioned.c"
-    source.write_text(EXTENSION)
-    target = tmp_path / f"old_fashioned{sysconfig.get_config_var('EXT_SUFFIX')}"
-    subprocess.run([compiler, "-shared", "-fPIC", "-I", include, source, "-o", target], check=True, timeout=120)
+    build_extension(tmp_path, sys.executable)
     return tmp_path
 
 
@@ -56,25 +44,25 @@ def test_a_run_without_the_gil_passes(tmp_path: Path) -> None:
 
 
 def test_a_module_that_switches_the_gil_on_unseen_fails_the_run_and_is_named(old_fashioned: Path) -> None:
-    quiet = "import warnings\n\ndef test_it():\n    warnings.simplefilter('ignore')\n    import old_fashioned\n"
+    quiet = "import warnings\n\ndef test_it():\n    warnings.simplefilter('ignore')\n    import wants_the_gil\n"
     ended = run_pytest(old_fashioned, quiet)
     assert "1 passed" in ended.stdout
-    assert "switched the GIL on: module 'old_fashioned' has not declared" in ended.stdout
+    assert f"switched the GIL on: module '{NAME}' has not declared" in ended.stdout
     assert ended.returncode == 1
 
 
 def test_a_module_that_switches_the_gil_on_in_one_of_several_processes_fails_the_run(old_fashioned: Path) -> None:
-    quiet = "import warnings\n\ndef test_it():\n    warnings.simplefilter('ignore')\n    import old_fashioned\n"
+    quiet = "import warnings\n\ndef test_it():\n    warnings.simplefilter('ignore')\n    import wants_the_gil\n"
     ended = run_pytest(old_fashioned, quiet, more=["-n", "2"])
     assert "1 passed" in ended.stdout
-    assert "switched the GIL on: module 'old_fashioned' has not declared" in ended.stdout
+    assert f"switched the GIL on: module '{NAME}' has not declared" in ended.stdout
     assert ended.returncode == 1
 
 
 def test_a_module_that_switches_the_gil_on_and_is_warned_of_fails_its_test_and_the_run(old_fashioned: Path) -> None:
-    ended = run_pytest(old_fashioned, "def test_it():\n    import old_fashioned\n")
+    ended = run_pytest(old_fashioned, "def test_it():\n    import wants_the_gil\n")
     assert "1 failed" in ended.stdout
-    assert "enabled to load module 'old_fashioned'" in ended.stdout
+    assert f"enabled to load module '{NAME}'" in ended.stdout
     assert "something switched the GIL on" in ended.stdout
     assert ended.returncode == 1
 

@@ -100,7 +100,7 @@ def test_wrong_answers_over_rest_are_refused(toutates: Server, mlps: list[models
         other.check(toutates.address_of(form), form)
 
 
-@pytest.mark.skipif(not FASTAPI.exists(), reason="`make bench` has not made its environment")
+@pytest.mark.skipif(not FASTAPI.exists(), reason="its environment is not made: tests/peers.sh")
 def test_the_server_on_fastapi_answers_rightly_in_both_forms(mlps: list[models.Model], tmp_path: Path) -> None:
     with running(servers.fastapi(FASTAPI), mlps[:2], tmp_path / "run") as server:
         for form in FORMS:

@@ -21,7 +21,7 @@ from toutates.command.parsers import PARSERS
 
 
 def needs(shell: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(shutil.which(shell) is None, reason=f"{shell} is not installed")
+    return pytest.mark.skipif(shutil.which(shell) is None, reason=f"{shell} is not installed: tests/peers.sh")
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_zsh_completes_commands_flags_values_files_and_folders(folder: Path) -> 
     zsh(
         folder,
         {
-            "toutates pro": "toutates probe ",
+            "toutates prob": "toutates probe ",
             "toutates serve --grpc-add": "serve --grpc-addr=",
             "toutates --metrics-add": "toutates --metrics-addr=",
             "toutates serve --log-format j": "--log-format json ",

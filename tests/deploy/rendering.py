@@ -19,7 +19,7 @@ NAMESPACE: Final = "models"
 _HELM: Final = shutil.which("helm")
 
 if _HELM is None:
-    skip_without("helm_python", "is not installed, nor is helm: see the target test-deploy")
+    skip_without("helm_python", "is not installed, nor is helm: tests/peers.sh")
 
 
 class Refused(Exception):

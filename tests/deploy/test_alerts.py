@@ -18,7 +18,7 @@ ALERTS = alerts()
 
 def promtool(*arguments: str, folder: Path = FOLDER) -> subprocess.CompletedProcess[str]:
     if shutil.which("promtool") is None:
-        pytest.skip("there is no promtool; Debian's package prometheus has it")
+        pytest.skip("there is no promtool: tests/peers.sh")
     command = ["promtool", *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
 

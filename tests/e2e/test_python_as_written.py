@@ -214,9 +214,8 @@ def test_folders_of_a_model_are_no_warning_unless_they_may_be_versions(server: S
     assert {"'02'", "'v3'"} == {f"'{Path(line.split(chr(39))[1]).name}'" for line in passed}
 
 
-def test_an_environment_that_a_load_brings_goes_with_its_version(client: Any, isolation: str) -> None:
-    if isolation != "process":
-        pytest.skip("a thread has no environment")
+@pytest.mark.parametrize("isolation", ["process"], indirect=True)
+def test_an_environment_that_a_load_brings_goes_with_its_version(client: Any) -> None:
     marker = f"bin/{uuid4().hex}"
     packed = BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:

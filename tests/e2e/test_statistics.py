@@ -215,7 +215,7 @@ def test_perf_analyzer_prints_its_server_side_breakdown_from_the_statistics(serv
     environment = ROOT / ".bench-venvs" / "perf-analyzer"
     program = shutil.which("perf_analyzer", path=f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}")
     if program is None:
-        pytest.skip("perf_analyzer is not installed; `make bench` installs it")
+        pytest.skip("perf_analyzer is not installed: tests/peers.sh")
     libraries = {str(path.parent) for path in environment.glob("lib/python*/site-packages/nvidia/**/libcudart.so*")}
     command = [program, "-m", "mlp", "-i", "grpc", "-u", server.address, "--concurrency-range", "2"]
     command += ["--measurement-interval", "300", "--stability-percentage", "999", "--max-trials", "3"]

@@ -1,6 +1,6 @@
 """Google Cloud Storage and Azure Blob Storage on this machine, as processes of their emulators.
 
-gcp-storage-emulator is a package of PyPI. Azurite is Microsoft's own, on Node: ``npm install --no-save azurite`` in the
+gcp-storage-emulator is a package of PyPI. Azurite is Microsoft's own, on Node: ``tests/peers.sh`` in the
 checkout, or azurite-blob on PATH. Tests are skipped where theirs is missing.
 """
 
@@ -126,7 +126,7 @@ def azurite(folder: Path, *more: str, scheme: str = "http") -> Iterator[Azurite]
     installed = ROOT / "node_modules" / ".bin" / "azurite-blob"
     program = str(installed) if installed.exists() else shutil.which("azurite-blob")
     if program is None or shutil.which("node") is None:
-        pytest.skip("Azurite is not installed: npm install --no-save azurite")
+        pytest.skip("Azurite is not installed: tests/peers.sh")
     command = [program, "--blobHost", "127.0.0.1", "--blobPort", "0", "--inMemoryPersistence", "--silent"]
     command += ["--disableTelemetry", "--skipApiVersionCheck", *more]
     with running(command, r"listens on https?://127\.0\.0\.1:(\d+)", folder / "azurite.log") as port:

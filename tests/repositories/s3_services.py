@@ -1,7 +1,7 @@
 """S3 services as processes of their own, and a TCP proxy before them that counts requests and makes connections fail.
 
 Two implementations, so that none of them is what the product is fitted to: moto's server, in Python, and s3rver, on
-Node (``npm install --no-save s3rver`` in the checkout, or s3rver on PATH; tests with it are skipped without).
+Node (``tests/peers.sh`` in the checkout, or s3rver on PATH; tests with it are skipped without).
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def s3rver(folder: Path) -> Iterator[S3Service]:
     installed = ROOT / "node_modules" / ".bin" / "s3rver"
     program = str(installed) if installed.exists() else shutil.which("s3rver")
     if program is None or shutil.which("node") is None:
-        pytest.skip("s3rver is not installed: npm install --no-save s3rver")
+        pytest.skip("s3rver is not installed: tests/peers.sh")
     command = [program, "-d", str(folder / "s3rver"), "-a", "127.0.0.1", "-p", "0", "--no-vhost-buckets", "--silent"]
     with _running(command, r"listening on .*?:(\d+)", folder / "s3rver.log") as service:
         yield service

@@ -384,7 +384,7 @@ class Registry:
 def registry(folder: Path, auth: str = "") -> Any:
     program = shutil.which("docker-registry") or shutil.which("registry")
     if program is None:
-        pytest.skip("docker-registry is not installed: apt-get install docker-registry")
+        pytest.skip("docker-registry is not installed: tests/peers.sh")
     port = free_port()
     (folder / "config.yml").write_text(
         f"version: 0.1\nlog: {{level: info}}\nstorage: {{filesystem: {{rootdirectory: {folder}/store}}}}\n"

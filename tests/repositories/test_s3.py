@@ -125,14 +125,15 @@ def test_large_files_are_read_in_ranges_at_once(s3rver_service: S3Service, tmp_p
     content = os.urandom(1024) * (64 * 1024) + b"odd end"
     bucket = s3rver_service.bucket({"m/1/model.onnx": content})
     proxy = Proxy(s3rver_service.port)
-    second = threading.Event()
+    third = threading.Event()
     waited: list[bool] = []
 
     def before(line: str) -> None:
-        if "model.onnx" in line:
-            if len(proxy.reads) > 1:
-                second.set()
-            waited.append(second.wait(120))
+        # The first range may be asked for alone: from 0.19 on, s3transfer learns the size of an object by it.
+        if "model.onnx" in line and len(proxy.reads) > 1:
+            if len(proxy.reads) > 2:
+                third.set()
+            waited.append(third.wait(120))
 
     proxy.before = before
     try:
@@ -142,7 +143,7 @@ def test_large_files_are_read_in_ranges_at_once(s3rver_service: S3Service, tmp_p
     finally:
         proxy.close()
     assert len(proxy.reads) == 9
-    assert all(waited), "one range after the other"
+    assert waited == [True] * 8, "one range after the other"
 
 
 def test_files_uploaded_in_parts_are_read_in_ranges(proxy: Proxy, moto_service: S3Service, tmp_path: Path) -> None:

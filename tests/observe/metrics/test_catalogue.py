@@ -36,7 +36,7 @@ def test_the_queries_in_the_docs_are_understood_and_ask_for_what_there_is(tmp_pa
         assert all(re.sub(r"_(bucket|sum|count)$", "", name) in CATALOGUE for name in names)
     promtool = shutil.which("promtool")
     if promtool is None:
-        pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
+        pytest.skip("promtool is not installed (tests/peers.sh)")
     rules = [{"record": f"record_{at}", "expr": query} for at, query in enumerate(queries.values())]
     (tmp_path / "rules.yml").write_text(json.dumps({"groups": [{"name": "docs", "rules": rules}]}))
     ended = subprocess.run(

@@ -30,7 +30,7 @@ def find_chromium() -> str:
         path = shutil.which(name)
         if path:
             return path
-    pytest.skip("there is no Chromium here; Debian has it as 'chromium'")
+    pytest.skip("there is no Chromium here: tests/peers.sh")
 
 
 class Tab:
