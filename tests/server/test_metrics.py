@@ -194,7 +194,7 @@ def test_without_a_gpu_only_its_metrics_are_missing(models: Path) -> None:
 def test_promtool_finds_fault_with_tritons_names_alone(models: Path) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
-        pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
+        pytest.skip("promtool is not installed (tests/peers.sh)")
     texts: list[str] = []
 
     def visit(inside: Inside) -> None:
