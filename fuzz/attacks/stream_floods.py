@@ -76,7 +76,7 @@ class DroppedStreams(Attack):
     name = "dropped-streams"
     summary = "a stream with 200 requests in a frame on a connection of its own, which is dropped at once"
     limit = (
-        "what a peer sent that has left is not read; in crowded times dear connections have 4 ms of a round together"
+        "what a peer sent that has left is not read; in crowded times dear connections have 8 ms of a round together"
     )
     stops = ()
     connections = 8

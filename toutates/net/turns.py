@@ -48,7 +48,7 @@ DOUBTED: Final = -24
 #: before it began three system calls and a trip through the epoll more, some 25 us.
 SOON_NS: Final = 5 * AWAIT_NS
 #: How long a round may spend on what earlier rounds left over, for all connections together.
-CATCH_UP_NS: Final = 4_000_000
+CATCH_UP_NS: Final = 8_000_000
 
 
 class Turns:
