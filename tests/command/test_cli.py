@@ -620,3 +620,13 @@ def test_probe_prints_its_finding_and_exits_with_it(
     assert main(["probe", "localhost:2", "--timeout", "0.5"]) == 1
     assert capsys.readouterr() == ("", "a finding\n")
     assert asked == [(Address("localhost", 1), 3.0), (Address("localhost", 2), 0.5)]
+
+
+def test_urls_are_allowed_by_whole_hosts() -> None:
+    flags = ["--torchserve-api", "--torchserve-allowed-urls"]
+    options = parse(*flags, "https://models.example/a/, file:///archives/")
+    assert options.torchserve is not None
+    assert options.torchserve.allowed_urls == ("https://models.example/a/", "file:///archives/")
+    for wrong in ("https://models.example", "models.example/", "https://user@models.example/", "ftp://x/"):
+        with pytest.raises(ConfigurationError, match="is not the beginning of a URL"):
+            parse(*flags, wrong)

@@ -15,11 +15,10 @@ import numpy as np
 
 from tests.e2e.models import CONFIG, add_model, negating_model, versioned_model
 from tests.e2e.process import ServerProcess, running
+from tests.e2e.support import grpc, pb
 from tests.e2e.wire import Client, framed
 from tests.graphs import model, tensor
 from tests.text_models import encoder_graph, make_folder
-from toutates.h2grpc import Status
-from toutates.protocol import grpc_service_pb2 as pb
 
 __all__ = ["SECONDS", "SERVICE", "Infer", "Reply", "ask", "call", "plain", "serving", "stream"]
 
@@ -32,6 +31,7 @@ _FLAGS: Final = (
     *("--response-cache-byte-size", "1048576"),
 )
 SECONDS: Final = 120.0
+_STATUSES: Final = {code.value[0]: code.name for code in grpc.StatusCode}
 _POOLING: Final = "sentence_transformers.models.Pooling"
 _CLASSES: Final = {"id2label": {str(at): name for at, name in enumerate("abcdef")}}
 _ENSEMBLE: Final = """
@@ -124,7 +124,7 @@ def call(client: Client, path: str, message: bytes, **more: Any) -> tuple[str, s
     """A unary call: the status's name, its text, and the answer."""
     answer = client.call(path, message, **more)
     status, text = answer.status
-    name = Status(int(status)).name if status else f"HTTP {answer.headers.get(':status')}"
+    name = _STATUSES[int(status)] if status else f"HTTP {answer.headers.get(':status')}"
     return name, _decoded(text), answer.data[5:]
 
 
@@ -139,7 +139,7 @@ def stream(client: Client, path: str, *messages: bytes) -> tuple[str, str, list[
         parts.append(data[5 : 5 + size])
         data = data[5 + size :]
     status, text = answer.status
-    return Status(int(status)).name, _decoded(text), parts
+    return _STATUSES[int(status)], _decoded(text), parts
 
 
 def _decoded(text: str) -> str:
@@ -187,7 +187,7 @@ class Infer:
         for name in self.outputs:
             request.outputs.add(name=name)
         _put(request.parameters, self.parameters)
-        return request.SerializeToString()
+        return bytes(request.SerializeToString())
 
     @property
     def path(self) -> str:

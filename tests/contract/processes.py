@@ -7,6 +7,7 @@ import json
 import re
 import signal
 import socket
+import subprocess
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
@@ -28,7 +29,7 @@ _AT_ONCE: Final = 3
 _SERVE: Final = ("--grpc-addr", "127.0.0.1:0", "--http-addr", "off", "--metrics-addr", "off")
 
 
-def _start(folder: Path, arguments: Sequence[str]) -> Forked:
+def _start(folder: Path, arguments: Sequence[str]) -> Forked | subprocess.Popen[bytes]:
     """Start a command; what it prints goes to files of a new folder."""
     folder.mkdir()
     for name in ("output", "errors"):

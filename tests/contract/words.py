@@ -11,8 +11,8 @@ from tests.certificates import issue
 from tests.contract.asking import SERVICE, Infer, ask, call, plain, stream
 from tests.e2e.process import ServerProcess
 from tests.e2e.starting import starting
+from tests.e2e.support import pb
 from tests.e2e.wire import Client, client_of
-from toutates.protocol import grpc_service_pb2 as pb
 
 __all__ = ["start_lines", "word_lines"]
 

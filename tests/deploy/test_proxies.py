@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sysconfig
 import threading
@@ -26,8 +27,6 @@ from tests.e2e.models import build_repository
 from tests.e2e.process import ROOT, ServerProcess, running
 from tests.ports import free_port
 from tests.waiting import wait_until
-from toutates.net.listening import bind
-from toutates.system.address import Address
 
 grpc = pytest.importorskip("grpc")
 
@@ -134,9 +133,18 @@ class Load:
             thread.join()
 
 
+def bound() -> socket.socket:
+    """A socket with a port of its own, which others may share (``--reuse-port``)."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    sock.bind(("127.0.0.1", 0))
+    return sock
+
+
 def served(port: int) -> int:
     """Requests that a replica has answered."""
-    from toutates.protocol import grpc_service_pb2 as pb
+    from tests.e2e.support import pb
 
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         ask = channel.unary_unary("/inference.GRPCInferenceService/ModelStatistics")
@@ -154,7 +162,7 @@ def test_a_rolling_restart_under_load_fails_nothing_and_load_spreads(name: str, 
     message: Any = request("slow", Tensor.of("INPUT", "INT64", [[3]])).SerializeToString()
     with ExitStack() as stack:
         # Bound and not listening, so that nobody else gets a port while its replica is gone.
-        kept = [bind(Address("127.0.0.1", 0), "", shared=True)[0] for _ in range(3)]
+        kept = [bound() for _ in range(3)]
         for one in kept:
             stack.enter_context(closing(one))
         ports = [one.getsockname()[1] for one in kept]
@@ -190,7 +198,7 @@ def test_a_rolling_restart_under_load_fails_nothing_and_load_spreads(name: str, 
 
 def counts(port: int) -> dict[str, int]:
     """How many requests for each model a replica has answered; {} for one that is gone."""
-    from toutates.protocol import grpc_service_pb2 as pb
+    from tests.e2e.support import pb
 
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         ask = channel.unary_unary("/inference.GRPCInferenceService/ModelStatistics")

@@ -4,6 +4,9 @@ The tests start hundreds of servers, and a server's start is mostly imports. ``f
 ``python -m tests.e2e.forking PATH`` is: it imports what a server needs, listens at PATH, and forks for each connection.
 The child runs ``python -m NAME ARGUMENTS...`` as a fresh interpreter would, to the interpreter's regular end. What the
 start of a process itself is like, ``test_process.py`` tests without this.
+
+Where the environment variable TOUTATES names a command, such as ``/other/venv/bin/toutates``, nothing is forked: that
+command is run, and what a test changes in a server is changed in its interpreter.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import json
 import os
 import runpy
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -23,7 +27,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["Forked", "fork"]
+__all__ = ["INSTALLED", "Forked", "fork", "python_of"]
+
+#: The command that is tested in the place of this checkout; None for the checkout.
+INSTALLED: Final = os.environ.get("TOUTATES")
 
 _READY: Final = b"ready\n"
 #: As long as the number of a process is when it is sent, for its exit status may be right behind it.
@@ -97,7 +104,7 @@ _forker: tuple[Path, subprocess.Popen[bytes]] | None = None
 
 def fork(
     python: str, command: Sequence[str], environment: Mapping[str, str], output: Path, errors: Path | None = None
-) -> Forked:
+) -> Forked | subprocess.Popen[bytes]:
     """Run ``python -m NAME ARGUMENTS...``.
 
     Args:
@@ -107,6 +114,11 @@ def fork(
         output: the file that standard output is appended to.
         errors: the same for standard error; None for the same file.
     """
+    if INSTALLED is not None:
+        name, *arguments = command
+        words = [INSTALLED] if name == "toutates" else [python, "-m", name]
+        with output.open("ab") as out, (errors or output).open("ab") as err:
+            return subprocess.Popen([*words, *arguments], stdout=out, stderr=err, env=environment)
     global _forker
     if _forker is None or _forker[1].poll() is not None:
         _forker = _start_forker(python, environment)
@@ -122,6 +134,15 @@ def fork(
     sock.sendall(json.dumps(request).encode() + b"\n")
     sock.settimeout(120)
     return Forked(int(sock.recv(_PID_BYTES)), sock)
+
+
+def python_of(command: str) -> str:
+    """The interpreter that an installed command names in its first line."""
+    path = shutil.which(command)
+    assert path is not None, f"TOUTATES: there is no command {command}"
+    first = Path(path).read_bytes().split(b"\n", 1)[0]
+    assert first.startswith(b"#!/"), f"TOUTATES: {path} does not name its interpreter in its first line"
+    return first[2:].decode().strip()
 
 
 def _start_forker(python: str, environment: Mapping[str, str]) -> tuple[Path, subprocess.Popen[bytes]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,10 +13,11 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
-from tests.e2e.forking import Forked, fork
+from tests.e2e.forking import INSTALLED, Forked, fork, python_of
 from tests.waiting import wait_until
 
 __all__ = ["FRESH", "PYTHON", "ServerProcess", "command", "environment", "is_alive", "run", "running", "wait_serving"]
@@ -25,7 +28,7 @@ FOUND: Final = "memory that nobody wrote"
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 #: The interpreter that serves, which need not be the one that tests: free-threaded Python has no grpcio.
-PYTHON: Final = os.environ.get("TOUTATES_SERVER_PYTHON", sys.executable)
+PYTHON: Final = python_of(INSTALLED) if INSTALLED else os.environ.get("TOUTATES_SERVER_PYTHON", sys.executable)
 
 #: A server in an interpreter of its own, as its users start it.
 FRESH: Final = ("-m", "toutates")
@@ -44,12 +47,25 @@ _STATUS_PAGE = re.compile(r"status page on https?://127\.0\.0\.1:(\d+)/")
 _STOP_SECONDS = 120.0
 
 
+@cache
+def _paths() -> dict[str, str]:
+    """What a server finds beside what is installed: this checkout; or its tests alone, where an installed one runs."""
+    if INSTALLED is None:
+        return {"PYTHONPATH": str(ROOT)}
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder)
+    Path(folder, "tests").symlink_to(ROOT / "tests")
+    return {"PYTHONPATH": folder, "PYTHONSAFEPATH": "1"}
+
+
 def environment() -> dict[str, str]:
     """The environment of the server: this checkout, whatever is installed, with answers searched for unwritten memory.
 
+    With TOUTATES (``forking``) it is that of the installed command.
+
     Who sets the variable in the environment of the tests switches that off, by "0", or names the pattern.
     """
-    return {VARIABLE: "1", **os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    return {VARIABLE: "1", **os.environ, **_paths(), "PYTHONUNBUFFERED": "1"}
 
 
 def command(*arguments: str) -> list[str]:
@@ -58,7 +74,7 @@ def command(*arguments: str) -> list[str]:
     A server is without its HTTP side unless they say so, but for commands that are not to have that.
     """
     is_server = not arguments or arguments[0] not in _OTHERS
-    return [PYTHON, "-m", "toutates", *(NO_HTTP if is_server else ()), *arguments]
+    return [*([INSTALLED] if INSTALLED else [PYTHON, "-m", "toutates"]), *(NO_HTTP if is_server else ()), *arguments]
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -66,7 +82,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     words = command(*arguments)
     with tempfile.TemporaryDirectory() as folder:
         output, errors = Path(folder, "output"), Path(folder, "errors")
-        process = fork(PYTHON, words[2:], environment(), output, errors)
+        process = fork(PYTHON, ["toutates", *words[1 if INSTALLED else 3 :]], environment(), output, errors)
         try:
             code = process.wait(_STOP_SECONDS)
         finally:

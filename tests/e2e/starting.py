@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ __all__ = ["Starting", "is_open", "starting"]
 class Starting:
     """A server whose models are not there yet."""
 
-    process: Forked
+    process: Forked | subprocess.Popen[bytes]
     folder: Path
     grpc: int
     rest: int

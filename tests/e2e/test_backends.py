@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +14,7 @@ import numpy.testing as npt
 import numpy.typing as npt_types
 import pytest
 
-from tests.backends.frameworks.graphs import mlp, running_sum
+from tests.backends.frameworks.graphs import mlp, openvino_alone, running_sum
 from tests.backends.plugins.packages import documented_decoupled, documented_example, install, write_model
 from tests.e2e.process import ServerProcess, running
 from tests.e2e.streams import Conversation, conversation, final_of
@@ -163,12 +162,7 @@ HANGS = """
 
 
 def _save_openvino(model: Any, path: Path) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        # Without its converter of models, which sends telemetry.
-        patch.setitem(sys.modules, "openvino.tools.ovc", None)
-        import openvino
-
-    openvino.save_model(model, path, compress_to_fp16=False)
+    openvino_alone().save_model(model, path, compress_to_fp16=False)
 
 
 def config(backend: str, more: str = "") -> str:

@@ -14,8 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.e2e.free_threading import assert_ran_without_gil
 from tests.e2e.process import ServerProcess, command, environment, run, running
 from tests.e2e.support import triton
-from tests.repositories.s3_services import Fault, Proxy, S3Service, cached_files
-from tests.repositories.support import nothing_is_left
+from tests.repositories.s3_services import Fault, Proxy, S3Service, cached_files, nothing_is_left
 from tests.waiting import wait_until
 
 #: Large enough to be read in two ranges.

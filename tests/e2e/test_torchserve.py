@@ -19,8 +19,6 @@ from tests.e2e.process import ServerProcess, running
 from tests.graphs import model, tensor
 from tests.torchserve_archives import contents, mar
 from tests.waiting import wait_until
-from toutates.command.main import parse_options
-from toutates.system.errors import ConfigurationError
 
 pytestmark = pytest.mark.long
 
@@ -180,16 +178,6 @@ def test_the_management_api_has_its_changes_made_in_all_processes(repository: Pa
         assert ask(process, "DELETE", "/models/lengths").status_code == 200
         assert statuses("/predictions/lengths") == {404}
         assert process.stop() == 0
-
-
-def test_urls_are_allowed_by_whole_hosts() -> None:
-    flags = ["--model-repository", "models", "--torchserve-api", "--torchserve-allowed-urls"]
-    options = parse_options([*flags, "https://models.example/a/, file:///archives/"])
-    assert options.torchserve is not None
-    assert options.torchserve.allowed_urls == ("https://models.example/a/", "file:///archives/")
-    for wrong in ("https://models.example", "models.example/", "https://user@models.example/", "ftp://x/"):
-        with pytest.raises(ConfigurationError, match="is not the beginning of a URL"):
-            parse_options([*flags, wrong])
 
 
 # --- the management API ----------------------------------------------------------------------------------------------

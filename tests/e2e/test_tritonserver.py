@@ -11,7 +11,6 @@ from tests.e2e.process import PYTHON, ServerProcess, environment, wait_serving
 from tests.e2e.support import triton
 from tests.triton_repository import negative
 from tests.waiting import wait_until
-from toutates.command.flags import FLAGS
 
 
 def test_arguments_of_kserve_serve_a_graph_that_appears_late_behind_links(tmp_path: Path) -> None:
@@ -38,7 +37,7 @@ def test_arguments_of_kserve_serve_a_graph_that_appears_late_behind_links(tmp_pa
             assert client.is_server_ready()
             assert client.get_model_metadata("resnet").versions == ["1"]
             np.testing.assert_array_equal(client.infer("resnet", [tensor]).as_numpy("OUTPUT"), -values)
-        assert server.log.count("--http-port has no effect") == ("http-addr" not in FLAGS)
+        assert "--http-port has no effect" not in server.log
         assert server.stop() == 0
         assert "Traceback" not in server.log
     finally:

@@ -21,9 +21,6 @@ from tests.e2e.models import add_model, versioned_model
 from tests.e2e.process import ServerProcess, running
 from tests.e2e.support import triton
 from tests.observe.status.chromium import browser, find_chromium
-from tests.server.inside import Inside, serve
-from tests.waiting import wait_until
-from toutates.system.address import Address
 
 APP: Final = "https://app.example"
 EVIL: Final = "http://evil.example"
@@ -190,34 +187,6 @@ def test_the_names_of_the_certificate_are_the_servers(models: Path, tmp_path: Pa
             for name in (SERVER_NAME, "evil.example")
         ]
     assert statuses == [200, 403]
-
-
-def test_the_machines_name_with_its_domain_is_looked_up_beside_requests(
-    models: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    look_up, may_be_known = socket.getaddrinfo, threading.Event()
-
-    def getaddrinfo(host: Any, *arguments: Any, **options: Any) -> Any:
-        if host != "box":
-            return look_up(host, *arguments, **options)
-        assert may_be_known.wait(120)
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "Box.lab.example.", ("10.0.0.1", 0))]
-
-    def visit(inside: Inside) -> None:
-        assert inside.server.rest_address is not None
-        port = inside.server.rest_address[1]
-
-        def status(host: str) -> int:
-            return asked(port, "/v2/logging", host, f"Origin: http://{host}", JSON).status
-
-        assert (status("box"), status("box.lab.example")) == (200, 403)
-        may_be_known.set()
-        wait_until(lambda: status("box.lab.example") == 200)
-        assert status("lab.example") == 403
-
-    monkeypatch.setattr(socket, "gethostname", lambda: "Box")
-    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    assert serve(models, visit, http_addr=Address("127.0.0.1", 0)) == 0
 
 
 # --- a browser --------------------------------------------------------------------------------------------------------

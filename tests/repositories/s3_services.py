@@ -6,6 +6,7 @@ Node (``tests/peers.sh`` in the checkout, or s3rver on PATH; tests with it are s
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import socket
@@ -21,7 +22,19 @@ import pytest
 
 from tests.repositories.announced import running
 
-__all__ = ["CREDENTIALS", "PAGE", "Fault", "Proxy", "S3Service", "cached_files", "files_in", "moto", "quiet", "s3rver"]
+__all__ = [
+    "CREDENTIALS",
+    "PAGE",
+    "Fault",
+    "Proxy",
+    "S3Service",
+    "cached_files",
+    "files_in",
+    "moto",
+    "nothing_is_left",
+    "quiet",
+    "s3rver",
+]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 _SECONDS: Final = 120.0
@@ -132,6 +145,25 @@ def cached_files(cache: Path) -> list[Path]:
     """A path of every file that a cache has for models, whatever the number of links to it."""
     found = (path for path in cache.glob("models/*/files/**/*") if path.is_file())
     return list({path.stat().st_ino: path for path in found}.values())
+
+
+def listed_files(folder: Path) -> set[str]:
+    """The files of a folder of a cache that its manifest has as complete, by their paths."""
+    try:
+        lines = (folder / "manifest").read_bytes().splitlines()
+    except FileNotFoundError:
+        return set()
+    return {json.loads(line)[0] for line in lines}
+
+
+def nothing_is_left(cache: Path) -> bool:
+    """Whether downloads that have ended left nothing but complete files."""
+    return all(
+        str(path.relative_to(folder / "files")) in listed_files(folder)
+        for folder in (cache / "filling").iterdir()
+        for path in (folder / "files").rglob("*")
+        if path.is_file()
+    )
 
 
 @dataclass(slots=True)

@@ -7,7 +7,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.repositories.s3_services import Proxy, S3Service
-from toutates.repositories.cache.files import read_manifest
 from toutates.repositories.cache.model_cache import ModelCache
 from toutates.repositories.pace import LEAST_RATE
 from toutates.repositories.s3.client import S3Client
@@ -17,7 +16,6 @@ from toutates.repositories.specification import BucketSpecification
 from toutates.system.errors import RepositoryError
 
 __all__ = [
-    "nothing_is_left",
     "repository",
     "s3_repository",
     "want_all_room",
@@ -45,16 +43,6 @@ def repository(
         yield one
     finally:
         one.stop()
-
-
-def nothing_is_left(cache: Path) -> bool:
-    """Whether downloads that have ended left nothing but complete files."""
-    return all(
-        path in {file.path for file in read_manifest(folder).values()}
-        for folder in (cache / "filling").iterdir()
-        for path in (folder / "files").rglob("*")
-        if path.is_file()
-    )
 
 
 def want_all_room(cache: ModelCache) -> None:

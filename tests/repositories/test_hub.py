@@ -15,8 +15,7 @@ from tests.ports import dead_port
 from tests.repositories.answers import Answer, answering
 from tests.repositories.clouds import opened
 from tests.repositories.hub import Hub, hub
-from tests.repositories.s3_services import files_in, quiet
-from tests.repositories.support import nothing_is_left
+from tests.repositories.s3_services import files_in, nothing_is_left, quiet
 from toutates.repositories import pace
 from toutates.repositories.cache.model_cache import ModelCache
 from toutates.repositories.hub import client

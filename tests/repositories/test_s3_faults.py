@@ -18,8 +18,8 @@ import pytest
 
 from tests.ports import dead_port
 from tests.repositories.answers import dripping
-from tests.repositories.s3_services import Fault, Proxy, S3Service, cached_files, files_in, quiet
-from tests.repositories.support import nothing_is_left, repository, s3_repository
+from tests.repositories.s3_services import Fault, Proxy, S3Service, cached_files, files_in, nothing_is_left, quiet
+from tests.repositories.support import repository, s3_repository
 from tests.waiting import wait_until
 from toutates.repositories import pace
 from toutates.repositories.cache.model_cache import ModelCache
