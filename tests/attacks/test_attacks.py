@@ -185,8 +185,17 @@ def test_a_warm_up_that_wants_a_million_runs_is_ready_soon(tmp_path: Path) -> No
 
 
 def test_whoever_loads_unknown_names_costs_honest_clients_nothing(tmp_path: Path) -> None:
-    with _attacked_alone(tmp_path, "unknown-loads", answer="grpc-status 13"):
-        pass
+    attack, root = ATTACKS["unknown-loads"], tmp_path / "models"
+    root.mkdir()
+    build_repository(root)
+    with running(root, tmp_path, attack.flags(tmp_path)) as process:
+        outcome = attacked(process, attack)
+        assert_survived(outcome)
+        assert_stopped(outcome.report, attack)
+        # Unloads of what is not loaded are no errors.
+        assert set(outcome.report.answers) <= {"grpc-status 13", "HTTP/1.1 500", "grpc-status 0", "HTTP/1.1 200"}
+        assert process.stop() == 0
+        assert "Traceback" not in process.log
 
 
 def test_archives_of_environments_write_nowhere_else_and_leave_nothing(
