@@ -398,6 +398,26 @@ def test_messages_of_a_stream_have_tensors_in_regions(sharing: tuple[ServerProce
     client.close()
 
 
+def test_messages_of_a_stream_wait_for_a_full_model_as_others_do(sharing: tuple[ServerProcess, Runs]) -> None:
+    client = Client(sharing[0], "grpc", sharing[1])
+    count = 40  # more than the model takes
+    client.made("in", np.array([[1]], np.int64))
+    out = client.made("out", size=8 * count)
+    answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    client.client.start_stream(callback=lambda result, error: answers.put((result, error)))
+    tensor = client.input("INPUT", [1, 1], "INT64", "in", 8)
+    begun = client.runs.begun
+    with client.runs.held():
+        for number in range(count):
+            client.client.async_stream_infer("slow", [tensor], outputs=[client.output("OUTPUT", "out", 8, 8 * number)])
+        client.runs.wait_begun(begun + 1)
+    for _ in range(count):
+        assert answers.get(timeout=120)[1] is None
+    assert (shm.get_contents_as_numpy(out, np.int64, [count]) == 1).all()
+    client.client.stop_stream()
+    client.close()
+
+
 # --- off
 
 

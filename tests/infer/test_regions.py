@@ -473,8 +473,8 @@ def side(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> Side:
     """The thread does nothing until it is told to. 32 bytes are read or written at once, and 64 may wait."""
     for module in (shared_path, shared_outputs):
         monkeypatch.setattr(module, "AT_ONCE_BYTES", 32)
-        monkeypatch.setattr(module, "MOST_ASIDE_BYTES", 64)
         monkeypatch.setattr(module, "REQUEST_BYTES", 0)
+    monkeypatch.setattr(shared_path, "MOST_ASIDE_BYTES", 64)
     shared.side.holds = True
     return shared.side
 
@@ -649,12 +649,15 @@ def test_outputs_are_written_beside_the_worker(shared: Shared, side: Side, regio
     assert small.open
     assert is_used(regions)
     assert not written(key, 3)
-    shared.ask(shared.message())  # as much may wait, and what is taken is written
+    shared.ask(shared.message())
     side.run()
     shared.port.run()
+    text = (
+        "requests with 16 bytes of outputs in shared memory are under way, 16 more are asked for, and 31 is the most; "
+        "try again later"
+    )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shared_outputs, "MOST_ASIDE_BYTES", 15)
-        text = "16 bytes of outputs wait to be written to shared memory, and 15 is the most; try again later"
+        patch.setattr(shared_tensors, "MOST_OUTPUT_BYTES", 31)
         assert shared.refusal(shared.message()) == (Overloaded, text)
     regions.unregister(Kind.SYSTEM, "r")
     assert is_used(regions)

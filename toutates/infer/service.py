@@ -138,7 +138,12 @@ class InferService:
         )
         self._traffic = TrafficPlans(self.divider, self._find_target, self._ports.copied)
         self._shared_path = SharedPath(
-            worker, self._add_shared, self._add_on_device, self._count_refusal, self._shared_outputs
+            worker,
+            self._add_shared,
+            self._add_on_device,
+            self._count_refusal,
+            self._refused_by_port,
+            self._shared_outputs,
         )
 
     @property
@@ -539,7 +544,8 @@ class InferService:
         Raises:
             OwnRequestsFirst: it would.
         """
-        if said[0] in self._shared_path.sequences and self._has_its_share(call, 1):
+        path = self._shared_path
+        if said[0] in path.sequences and not path.goes_on and self._has_its_share(call, 1):
             raise OwnRequestsFirst("the sequence's requests before this one are being read")
 
     # --- shared memory -----------------------------------------------------------------------------------------------
@@ -552,7 +558,7 @@ class InferService:
         """The tensors of a kind of requests that are in shared memory; None for none."""
         if not validated.places and not any(isinstance(source, Place) for source in validated.sources):
             return None
-        return SharedTensors(self._regions, version, validated)
+        return SharedTensors(self._regions, version, validated, self._shared_outputs.room)
 
     def _add_shared(
         self, call: Call, plan: Plan, id_field: bytes, inputs: SharedInputs, identifier: str, said: Said | None

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from toutates.engine.result import BatchResult, Outputs, PendingRequest, Split
 from toutates.infer.plan import Plan
+from toutates.infer.shared_tensors import OutputRoom
 from toutates.net import Worker
 from toutates.net.side_thread import told
 from toutates.system.errors import Overloaded, RequestError
@@ -27,9 +28,6 @@ __all__ = ["SharedOutputs"]
 #: Outputs that are written for one connection before others have their turn, bytes. Where they are new to the object,
 #: it is half a millisecond.
 AT_ONCE_BYTES: Final = 262_144
-#: Bytes of outputs that may wait to be written before requests with such outputs are refused. Those whose requests
-#: were taken are written in any case.
-MOST_ASIDE_BYTES: Final = 268_435_456
 #: What a request that waits is counted for beside its outputs, bytes.
 REQUEST_BYTES: Final = 4_096
 
@@ -65,27 +63,18 @@ class SharedOutputs:
 
     Args:
         worker: has the thread beside it.
+
+    Attributes:
+        room: for outputs of requests under way.
     """
 
     def __init__(self, worker: Worker) -> None:
+        self.room = OutputRoom()
         self._worker = worker
-        self._bytes_waiting = 0
         #: how many results of a call wait
         self._waiting: dict[Any, int] = {}
         #: what has come of split requests: as ``Split.parts``, but readable by several threads
         self._parts: dict[Split, list[tuple[Outputs, int, int] | None]] = {}
-
-    def check_room(self, byte_size: int) -> None:
-        """See whether a request whose outputs have at most so many bytes may be taken.
-
-        Raises:
-            Overloaded: too many bytes wait already.
-        """
-        if byte_size and self._bytes_waiting > MOST_ASIDE_BYTES:
-            raise Overloaded(
-                f"{self._bytes_waiting} bytes of outputs wait to be written to shared memory, and {MOST_ASIDE_BYTES} "
-                "is the most; try again later"
-            )
 
     def before(self, finish: Finish) -> Finish:
         """A function that calls ``finish`` when the outputs of a result were written beside the worker."""
@@ -159,7 +148,6 @@ class SharedOutputs:
     def _put(self, late: _Late) -> None:
         plan = late.requests[0][0][0][1]
         late.is_held = plan.version.calls.hold()
-        self._bytes_waiting += late.size
         if late.is_one_of_several:
             for (context, *_), _ in late.requests:
                 self._waiting[context[0]] = self._waiting.get(context[0], 0) + 1
@@ -187,7 +175,6 @@ class SharedOutputs:
         result, late.result = late.result, None
         assert result is not None
         plan = late.requests[0][0][0][1]
-        self._bytes_waiting -= late.size
         if late.is_one_of_several:
             for (context, *_), _ in late.requests:
                 self._waiting[context[0]] -= 1

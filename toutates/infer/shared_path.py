@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from toutates.engine.on_device import DeviceLane, DeviceRows
 from toutates.engine.result import BatchResult, Timing
-from toutates.engine.servable import Buffer, Port
+from toutates.engine.servable import Buffer
 from toutates.engine.submitter import Submitter
 from toutates.infer.call import Call
 from toutates.infer.plan import Plan
@@ -29,7 +29,15 @@ from toutates.models.table import ServedVersion
 from toutates.net import Worker
 from toutates.net.side_thread import told
 from toutates.protocol.sequence_parameters import Said
-from toutates.system.errors import CallerLeft, ExecutionFailed, ModelNotReady, Overloaded, RequestError, anew
+from toutates.system.errors import (
+    CallerLeft,
+    ExecutionFailed,
+    ModelNotReady,
+    Overloaded,
+    OwnRequestsFirst,
+    RequestError,
+    anew,
+)
 
 __all__ = ["SharedPath"]
 
@@ -56,6 +64,7 @@ class _Reading:
         arrival: when it came, monotonic nanoseconds.
         error: why it fails; None if it does not.
         has_run: whether its outcome is known, or comes as others' do.
+        waits: whether it waits until the model has room.
     """
 
     call: Call
@@ -68,6 +77,7 @@ class _Reading:
     arrival: int
     error: RequestError | None = None
     has_run: bool = False
+    waits: bool = False
 
     @property
     def is_small(self) -> bool:
@@ -83,11 +93,13 @@ class SharedPath:
         add: puts a request's rows into a batch; raises RequestError where they are refused.
         add_on_device: the same where a GPU has the inputs.
         count_refusal: counts a request that is refused before.
+        refused: the same where a port refuses it; returns the error for it.
         outputs: what waits to be written.
 
     Attributes:
         sequences: those of requests that wait to be read, and how many of each: what comes behind one that waits has to
             wait as well.
+        goes_on: whether a request is being put into a batch that was read before.
     """
 
     def __init__(
@@ -96,16 +108,21 @@ class SharedPath:
         add: Add,
         add_on_device: AddOnDevice,
         count_refusal: Callable[[RequestError, ServedVersion | None], None],
+        refused: Callable[[RequestError, ServedVersion, bytes, Any], RequestError],
         outputs: SharedOutputs,
     ) -> None:
         self._worker = worker
         self._add = add
         self._add_on_device = add_on_device
         self._count_refusal = count_refusal
+        self._refused = refused
         self._outputs = outputs
         self._bytes_aside = 0
         #: of this round
         self._readings: list[_Reading] = []
+        #: those that wait until the model has room
+        self._early: list[_Reading] = []
+        self.goes_on = False
         self.sequences: dict[int | str, int] = {}
 
     def submit(
@@ -139,7 +156,6 @@ class SharedPath:
             return
         inputs: SharedInputs | None = None
         try:
-            self._outputs.check_room(shared.room)
             shared.acquire()
             try:
                 inputs = SharedInputs(shared, contents, self._worker)
@@ -156,10 +172,9 @@ class SharedPath:
                 shared.release()
                 raise
         except RequestError as error:
-            self._count_refusal(error, plan.version)
             if inputs is not None:
                 inputs.done()
-            raise
+            raise self._told(error, call, plan, id_field, said) from None
         try:
             self._add(call, plan, id_field, inputs, identifier, said)
         except BaseException:
@@ -177,11 +192,9 @@ class SharedPath:
             RequestError: it is refused, and uses nothing.
         """
         try:
-            self._outputs.check_room(shared.room)
             shared.acquire()
         except RequestError as error:
-            self._count_refusal(error, plan.version)
-            raise
+            raise self._told(error, call, plan, id_field, None) from None
         try:
             rows = shared.on_device()
             if rows is not None:
@@ -193,11 +206,21 @@ class SharedPath:
         shared.release()
         return False
 
+    def _told(self, error: RequestError, call: Call, plan: Plan, id_field: bytes, said: Said | None) -> RequestError:
+        """What a request is told that is refused before it is read; counted, if it is not to come again."""
+        if isinstance(error, Overloaded):
+            return self._refused(error, plan.version, id_field, None if said else call)
+        self._count_refusal(error, plan.version)
+        return anew(error)
+
     def _check_room(self, inputs: SharedInputs) -> None:
-        if self._bytes_aside and self._bytes_aside + inputs.byte_size + REQUEST_BYTES > MOST_ASIDE_BYTES:
+        more = inputs.byte_size + REQUEST_BYTES
+        if self._bytes_aside and self._bytes_aside + more > MOST_ASIDE_BYTES:
             raise Overloaded(
                 f"{self._bytes_aside} bytes of inputs in shared memory wait to be read, and {MOST_ASIDE_BYTES} is the "
-                "most; try again later"
+                "most; try again later",
+                MOST_ASIDE_BYTES,
+                more,
             )
 
     def _read_aside(self, reading: _Reading) -> None:
@@ -294,43 +317,57 @@ class SharedPath:
             answers: answer those that have run.
         """
         try:
-            ports: dict[Port, None] = {}
             for reading in group:
                 try:
-                    self._is_back(reading)
                     if not reading.has_run:
                         self._go_on_with(reading)
-                        ports[reading.plan.port] = None
                 finally:
-                    reading.inputs.done()
-            for port in ports:
+                    if not reading.waits:
+                        self._bytes_aside -= reading.inputs.byte_size + REQUEST_BYTES
+                        reading.inputs.done()
+            for port in {reading.plan.port: None for reading in group if not reading.has_run}:
                 port.commit()
             for answer in answers:
                 answer()
         finally:
             for reading in group:
-                reading.plan.version.calls.let_go()
+                if not reading.waits:
+                    reading.plan.version.calls.let_go()
 
-    def _is_back(self, reading: _Reading) -> None:
-        """Note that a request waits for the other thread no longer."""
-        said = reading.said
-        self._bytes_aside -= reading.inputs.byte_size + REQUEST_BYTES
+    def _try_again(self) -> None:
+        """Go on with requests for which the model had no room."""
+        early, self._early = self._early, []
+        for reading in early:
+            reading.waits = False
+            if not reading.call.open:
+                reading.error = CallerLeft("the client has left")
+        self._go_on(early, [])
+
+    def _go_on_with(self, reading: _Reading) -> None:
+        """Put one into a batch, or fail it; or have it wait until the model has room."""
+        call, plan, shared, said, error = reading.call, reading.plan, reading.shared, reading.said, reading.error
         if said is not None:
             self.sequences[said[0]] -= 1
             if not self.sequences[said[0]]:
                 del self.sequences[said[0]]
-
-    def _go_on_with(self, reading: _Reading) -> None:
-        call, plan, shared, said, error = reading.call, reading.plan, reading.shared, reading.said, reading.error
         if error is None:
+            self.goes_on = True
             try:
                 self._add(call, plan, reading.id_field, reading.inputs, reading.identifier, said)
+                return
+            except OwnRequestsFirst:  # of no sequence: those do not wait for room
+                if not self._early:
+                    self._worker.call_later(self._try_again)
+                self._early.append(reading)
+                reading.waits = True
                 return
             except RequestError as refusal:
                 error = anew(refusal)
             except Exception:
                 logger.exception("a request for model '%s' got into no batch", plan.version.model)
                 error = ExecutionFailed("internal error")
+            finally:
+                self.goes_on = False
         now_ns = time.monotonic_ns()
         timing = Timing(now_ns, now_ns, now_ns, now_ns)
         shared.finish(BatchResult([((call, plan, reading.id_field, now_ns), 0, plan.rows, None)], None, error, timing))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from math import prod
 from typing import Any, Final
 
 from toutates.engine.lane import RowShapes
@@ -21,9 +22,9 @@ from toutates.infer.regions import Place, Region, Regions, own_name
 from toutates.infer.validation import ValidatedRequest
 from toutates.models.table import ServedVersion
 from toutates.net import Worker
-from toutates.system.errors import InvalidRequest
+from toutates.system.errors import InvalidRequest, Overloaded
 
-__all__ = ["SharedInputs", "SharedTensors"]
+__all__ = ["OutputRoom", "SharedInputs", "SharedTensors"]
 
 #: From here on inputs are read into memory that is kept for large messages, and may be run there.
 POOLED_BYTES: Final = 65_536
@@ -32,6 +33,37 @@ ALIGNMENT: Final = 64
 #: Contents of a message that the worker copies itself; larger ones keep their message until they are copied beside it.
 #: Also what is copied there without letting the worker run.
 STEP_BYTES: Final = 1_048_576
+#: Bytes of outputs in shared memory that the requests of a worker may have together; one request may have more alone.
+MOST_OUTPUT_BYTES: Final = 268_435_456
+
+
+class OutputRoom:
+    """Counts what requests under way may have written to shared memory: until then the server keeps it.
+
+    Used by one worker's thread.
+    """
+
+    def __init__(self) -> None:
+        self._bytes = 0
+
+    def take(self, byte_size: int) -> None:
+        """A request begins whose outputs have so many bytes at most.
+
+        Raises:
+            Overloaded: too many are under way.
+        """
+        if self._bytes and byte_size and self._bytes + byte_size > MOST_OUTPUT_BYTES:
+            raise Overloaded(
+                f"requests with {self._bytes} bytes of outputs in shared memory are under way, {byte_size} more are "
+                f"asked for, and {MOST_OUTPUT_BYTES} is the most; try again later",
+                MOST_OUTPUT_BYTES,
+                byte_size,
+            )
+        self._bytes += byte_size
+
+    def give_back(self, byte_size: int) -> None:
+        """Such a request is over."""
+        self._bytes -= byte_size
 
 
 class SharedTensors:
@@ -41,6 +73,7 @@ class SharedTensors:
         regions: the server's.
         version: that answers.
         request: of which some tensors are in shared memory.
+        output_room: of the worker's requests.
 
     Attributes:
         inputs: place and name of each input, by position in the lane; None for one whose bytes the request has.
@@ -64,6 +97,7 @@ class SharedTensors:
         "_device",
         "_indices",
         "_names",
+        "_output_room",
         "_regions",
         "_used",
         "byte_size",
@@ -80,8 +114,11 @@ class SharedTensors:
         "whose",
     )
 
-    def __init__(self, regions: Regions, version: ServedVersion, request: ValidatedRequest) -> None:
+    def __init__(
+        self, regions: Regions, version: ServedVersion, request: ValidatedRequest, output_room: OutputRoom
+    ) -> None:
         self._regions = regions
+        self._output_room = output_room
         signature = version.signature
         self._names = [tensor.name for tensor in signature.outputs]
         self.inputs: list[tuple[Place, str] | None] = [
@@ -90,7 +127,7 @@ class SharedTensors:
         ]
         self.outputs: Mapping[int, Place] = request.places
         self.byte_size = sum(given[0].byte_size for given in self.inputs if given is not None)
-        self.room = sum(place.byte_size for place in self.outputs.values())
+        self.room = sum(min(place.byte_size, _most_bytes(version, request, at)) for at, place in self.outputs.items())
         self.owner = self.whose = ""
         self.others: dict[str, Any] = {}
         self._indices = request.inputs
@@ -158,11 +195,21 @@ class SharedTensors:
         return other
 
     def acquire(self) -> None:
-        """See ``Regions.acquire``."""
-        self._used = self._regions.acquire(self.places, self._used)
+        """See ``Regions.acquire``; and take room for outputs.
+
+        Raises:
+            Overloaded: there is none.
+        """
+        self._output_room.take(self.room)
+        try:
+            self._used = self._regions.acquire(self.places, self._used)
+        except BaseException:
+            self._output_room.give_back(self.room)
+            raise
 
     def release(self) -> None:
         """See ``Regions.release``."""
+        self._output_room.give_back(self.room)
         self._regions.release(self._used)
 
     def read(self, inputs: SharedInputs) -> None:
@@ -289,6 +336,14 @@ class SharedInputs:
         if self._memory is not None:
             self._pool.give_back(self._memory)
             self._memory = None
+
+
+def _most_bytes(version: ServedVersion, request: ValidatedRequest, index: int) -> int:
+    """The most bytes that an output may have, as far as its shape and type tell; else more than there are."""
+    tensor = version.signature.outputs[index]
+    if index in request.classes or not tensor.datatype.size or -1 in tensor.graph_shape:
+        return 2**64
+    return prod(tensor.graph_shape) * tensor.datatype.size * (request.rows if version.signature.batched else 1)
 
 
 def _spans(sizes: Sequence[int]) -> list[int]:

@@ -86,9 +86,10 @@ class StreamInferService(InferService):
             call.responder.refuse(call, str(error))
 
     def _has_its_share(self, call: Any, share: int) -> bool:
-        """See ``InferService``: what a stream has sent beyond its share waits on it."""
+        """See ``InferService``: what a stream has sent beyond its share waits on it, or where its inputs were read."""
         responder: StreamResponder | None = call.responder
-        return responder is not None and responder.has_its_share(call, share)
+        waits = bool(call.buffer) or self._shared_path.goes_on  # else its handler has returned
+        return responder is not None and waits and responder.has_its_share(call, share)
 
     def _unread_bytes(self, context: RequestContext) -> int:
         """See ``Consumer``: what waits for the window of the stream, or for the socket."""

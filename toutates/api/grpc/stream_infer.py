@@ -287,7 +287,7 @@ class InferStream:
     def has_its_share(self, message: MessageReceived, share: int) -> bool:
         """See ``infer.streaming.StreamResponder``."""
         call = self._call
-        if call.link is None or not message.buffer:  # its handler has returned
+        if call.link is None:
             return False
         under_way = self.under_way - 1
         for other in islice(self.link.connection.streams.values(), MOST_STREAMS):

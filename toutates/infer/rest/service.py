@@ -390,7 +390,8 @@ class RestInferService(InferService):
 
     def _has_its_share(self, call: Any, share: int) -> bool:
         """See ``InferService``; those before it on a connection of HTTP/1.1. A late one has no body any more."""
-        return bool(call.body) and call.connection.before(call) - call.connection.waiting >= share
+        waits = bool(call.body) or self._shared_path.goes_on
+        return waits and call.connection.before(call) - call.connection.waiting >= share
 
     def _identity(self, id_field: bytes) -> bytes:
         """See ``InferService``: here it is text of JSON."""
