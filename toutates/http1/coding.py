@@ -109,13 +109,25 @@ class _Inflated:
         self._memory[: self._size] = self._small
         self._small = bytearray()
 
-    def take(self) -> bytes | bytearray:
-        """All of it, which is no longer here."""
-        if self._memory is None:
-            return self._small
-        whole = self._memory[: self._size]
-        self._memory.close()
-        return whole
+    @property
+    def size(self) -> int:
+        """Bytes that are held."""
+        return self._size if self._memory is None else self._size + len(self._small)
+
+    @property
+    def missing(self) -> int:
+        """Bytes that lie in memory of their own alone, and are still to be copied to what is handed out."""
+        return self._size - len(self._small)
+
+    def copy_some(self) -> None:
+        """Copy the next MiB of these."""
+        assert self._memory is not None
+        at = len(self._small)
+        self._small += self._memory[at : min(at + _OWN_MEMORY, self._size)]
+
+    def take(self) -> bytearray:
+        """All of it, once nothing is ``missing``."""
+        return self._small
 
 
 class Inflater:
@@ -149,14 +161,16 @@ class Inflater:
     @property
     def size(self) -> int:
         """Bytes that are held, before and after decompression, beside STATE_BYTES."""
-        return len(self.body) + len(self._waiting)
+        return self.body.size + len(self._waiting)
 
     def put(self, piece: bytes | bytearray) -> None:
         """Take the next piece of the compressed body, once ``step`` has dealt with the last one. It must not change."""
         self._waiting, self._at = piece, 0
 
     def step(self) -> bool:
-        """Decompress INFLATE_STEP bytes more. Returns False when everything that was put is decompressed.
+        """Decompress INFLATE_STEP bytes more, or copy a MiB of a large body that may be whole.
+
+        Returns False when everything that was put is decompressed.
 
         Raises:
             Refused: the body is broken or too large, or there is no memory for it.
@@ -166,7 +180,7 @@ class Inflater:
         taken = self._waiting[self._at : self._at + _TAKEN_STEP]
         if self._ended:
             if not taken:
-                return False
+                return self._copy_some()
             self._begin_member(taken)
         try:
             # One byte above the bound is enough to see that the body is too large.
@@ -182,10 +196,16 @@ class Inflater:
         if self._at < len(self._waiting):
             return True
         self._waiting, self._at = b"", 0
-        return len(made) == INFLATE_STEP
+        return len(made) == INFLATE_STEP or (self._ended and self.body.missing > 0)
+
+    def _copy_some(self) -> bool:
+        if self.body.missing:
+            self._need_room(self.body.missing)
+            self.body.copy_some()
+        return self.body.missing > 0
 
     def _need_room(self, size: int) -> None:
-        if not (self._has_room is None or self._has_room(len(self.body) - self.counted + size)):
+        if not (self._has_room is None or self._has_room(self.body.size - self.counted + size)):
             raise Refused(503, "the server holds too much for slow clients to decompress the request's body")
 
     def _begin_member(self, taken: bytes | bytearray) -> None:
@@ -197,17 +217,14 @@ class Inflater:
             raise Refused(400, f"the request's body has more than {_MAX_MEMBERS} members of gzip")
         self._stream = zlib.decompressobj(CODINGS[self._coding])
 
-    def finish(self) -> bytes | bytearray:
-        """The whole body, after its last piece was put.
+    def finish(self) -> bytearray:
+        """The whole body, after its last piece was put, and ``step`` had nothing left to do.
 
         Raises:
-            Refused: it ends too early, or there is no memory for the copy of a large one.
+            Refused: it ends too early.
         """
         if not self._ended:
             raise Refused(400, "the request's compressed body ends too early")
-        size = len(self.body)
-        if size > _OWN_MEMORY:
-            self._need_room(size)
         return self.body.take()
 
 

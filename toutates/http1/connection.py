@@ -323,7 +323,7 @@ class Connection:
     def note_counted(self) -> None:
         """Note that ``held_bytes`` are counted where ``has_room`` looks."""
         if self._inflater is not None:
-            self._inflater.counted = len(self._inflater.body)
+            self._inflater.counted = self._inflater.body.size
 
     def _read_known(self, data: bytes, found: list[Request]) -> int:
         """Read the requests at the beginning of ``data`` whose heads are remembered and plain; 1 us each.
@@ -489,7 +489,7 @@ class Connection:
         else:
             self._body += piece
 
-    def _whole(self) -> bytes | bytearray:
+    def _whole(self) -> bytearray:
         if self._memory is None:
             return self._body if self._inflater is None else self._inflater.finish()
         memory, self._memory = self._memory, None

@@ -152,11 +152,11 @@ class StreamAnswers:
             return
         size = inflater.size + STATE_BYTES
         request.hold(size)
-        inflater.counted = len(inflater.body)
+        inflater.counted = inflater.body.size
         if not request.open:
             return
 
-        def work() -> bytes | bytearray | Refused:
+        def work() -> bytearray | Refused:
             try:
                 while inflater.step():
                     if not request.open:
@@ -175,7 +175,7 @@ class StreamAnswers:
             error = Overloaded("the server has no thread for this request")
             fail_call(self._worker, self._plain.handler, request, error)
 
-    def _inflated(self, request: HttpCall, size: int, outcome: bytes | bytearray | Refused | RequestError) -> None:
+    def _inflated(self, request: HttpCall, size: int, outcome: bytearray | Refused | RequestError) -> None:
         request.hold(-size)
         if not request.open:
             return
@@ -188,7 +188,7 @@ class StreamAnswers:
         else:
             self._go_on(request, outcome)
 
-    def _go_on(self, request: HttpCall, body: bytes | bytearray) -> None:
+    def _go_on(self, request: HttpCall, body: bytearray) -> None:
         request.body = body
         try:
             request.head.purpose.handle(request)
