@@ -400,12 +400,15 @@ def test_an_output_that_is_the_input_is_a_copy_of_it() -> None:
     assert running.lent == [True]
 
 
-def test_a_row_that_is_copied_and_takes_long_leaves_rounds_to_others(running: Running) -> None:
-    """The message is read-only, and so cannot be lent; the rounds between are those of other requests."""
+@pytest.mark.parametrize("kind", [bytes, bytearray])
+def test_a_row_that_is_copied_and_takes_long_leaves_rounds_to_others(
+    running: Running, kind: type[bytes | bytearray]
+) -> None:
+    """The message is read-only, or a body, and so cannot be lent; the rounds between are those of other requests."""
     length = 5 * STEP_BYTES // 8
     large = np.arange(length, dtype=np.float32)
     worker = running.rig.workers[0]
-    message = bytes(ALIGNMENT) + large.tobytes()
+    message: Any = kind(bytes(ALIGNMENT) + large.tobytes())
     running.add("large", message, length=length)
     for number in range(2):  # the third step is the last one
         running.add(number, bytes(ALIGNMENT) + ROW.tobytes())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
@@ -283,3 +285,30 @@ def test_scan_takes_contents_and_ids_of_every_length() -> None:
         assert scanned is not None
         assert scanned[:2] == (b"", field(3, b"i" * size)[:70_000])  # of a longer one than is taken, the beginning
         assert data[scanned[2][0] : scanned[2][1]] == b"r" * size
+
+
+@pytest.mark.parametrize("before", [b"", field(7, b"raw"), field(3, b"id")])
+@pytest.mark.parametrize("after", [b"", field(7, b"more"), field(3, b"other")])
+def test_many_constant_bytes_are_no_key_and_not_copied(before: bytes, after: bytes) -> None:
+    class Buffer(bytes):
+        """Says how much of it was copied at once."""
+
+        most = 0
+
+        def __getitem__(self, at: Any) -> Any:
+            part: Any = super().__getitem__(at)
+            if isinstance(at, slice):
+                Buffer.most = max(Buffer.most, len(part))
+            return part
+
+    message = Buffer(before + field(5, bytes(100_000)) + after)
+    scanned = scan(message, 0, len(message))
+    if before[:1] == after[:1] == field(3, b"")[:1]:
+        assert scanned is None
+    else:
+        assert scanned is not None
+        key, identifier, spans = scanned
+        assert key == b""
+        assert bool(identifier) is (field(3, b"")[:1] in (before[:1], after[:1]))
+        assert len(spans) == 2 * sum(part[:1] == field(7, b"")[:1] for part in (before, after))
+    assert Buffer.most < 1_000

@@ -25,11 +25,11 @@ STEP_BYTES: Final = 4 * 2**20
 
 
 def may_be_kept(content: memoryview) -> bool:
-    """Whether the memory of a content stays as it is while somebody has a view of it, as that of large messages does.
+    """Whether the memory of a content stays as it is while somebody has a view of it, as messages and bodies do.
 
     Other memory may be somebody's for the next request, such as the outputs of a step of an ensemble.
     """
-    return isinstance(content.obj, (bytes, mmap))
+    return isinstance(content.obj, (bytes, bytearray, mmap))
 
 
 @dataclass(slots=True, eq=False)

@@ -29,6 +29,8 @@ _OTHER_TAGS: Final = frozenset(number << 3 | 2 for number in (1, 2, 5, 6))
 #: Bytes of an ``id`` that nobody takes (``reading.MAX_ID_BYTES``).
 _LONG_ID: Final = 70_000
 
+#: Of constant bytes, more are no key of a plan, and not copied: typed contents of tensors are among them.
+_LONG_CONSTANT: Final = 65_536
 #: The key, the id field as it stands in the request or b"", and a list of start and end of each raw content.
 Scan = tuple[bytes, bytes, list[int]]
 
@@ -45,13 +47,14 @@ def scan(buffer: bytes, at: int, end: int) -> Scan | None:
         end: where it ends.
 
     Returns:
-        A Scan; None for a message with parameters of a sequence, which ``sequenced`` reads, and for one that no known
-        client writes, which protobuf has to read.
+        A Scan, with an empty key for a message with many constant bytes; None for a message with parameters of a
+        sequence, which ``sequenced`` reads, and for one that no known client writes, which protobuf has to read.
     """
     constant: list[bytes] = []
     identifier = b""
     spans: list[int] = []
     constant_from = at
+    constant_bytes = 0
     try:
         while at < end:
             field_at = at
@@ -76,12 +79,16 @@ def scan(buffer: bytes, at: int, end: int) -> Scan | None:
             else:
                 return None
             if constant_from < field_at:
-                constant.append(buffer[constant_from:field_at])
+                constant_bytes += field_at - constant_from
+                if constant_bytes <= _LONG_CONSTANT:
+                    constant.append(buffer[constant_from:field_at])
             constant_from = at
     except IndexError:
         return None
     if at != end:
         return None
+    if constant_bytes + at - constant_from > _LONG_CONSTANT:
+        return b"", identifier, spans
     if constant_from < at:
         constant.append(buffer[constant_from:at])
     return (constant[0] if len(constant) == 1 else b"".join(constant)), identifier, spans
