@@ -70,14 +70,18 @@ debian() {
 node() {
   local bin=node_modules/.bin
   [ -x $bin/s3rver ] && [ -x $bin/azurite-blob ] && return
-  npm install --no-save --no-audit --no-fund --fetch-retries=1 s3rver azurite > "$told/npm" 2>&1 < /dev/null
+  # Without a network npm hangs for many minutes: it is asked for something small first.
+  timeout 30 npm view s3rver version > "$told/npm" 2>&1 < /dev/null || { left_out "s3rver and azurite (npm has no index)"; return; }
+  timeout 600 npm install --no-save --no-audit --no-fund --fetch-retries=1 s3rver azurite > "$told/npm" 2>&1 < /dev/null
   [ -x $bin/s3rver ] && [ -x $bin/azurite-blob ] || left_out "s3rver and azurite (npm: $(tail -n 1 "$told/npm"))"
 }
 
 python() {
   local extras=(bench deploy sklearn xgboost)
-  make --silent .venv/.dev > "$told/make" 2>&1 || { left_out "Python's packages (make .venv/.dev failed)"; return; }
   [ .venv/.peers -nt pyproject.toml ] && return
+  timeout 60 python3 -m pip --retries 1 index versions skops > /dev/null 2>&1 < /dev/null ||
+    { left_out "Python's packages (pip has no index)"; return; }
+  make --silent .venv/.dev > "$told/make" 2>&1 || { left_out "Python's packages (make .venv/.dev failed)"; return; }
   pip() { .venv/bin/python -m pip install --quiet --disable-pip-version-check --retries 1 --only-binary :all: -e ".[$1]"; }
 
   pip "$(IFS=,; echo "${extras[*]}")" > "$told/pip" 2>&1 && touch .venv/.peers && return
