@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import ssl
+import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -320,6 +323,10 @@ class RawClient:
 
     def send(self, octets: bytes) -> None:
         self.sock.sendall(octets)
+
+    def has_arrived(self) -> bool:
+        """Whether the other side's system has all that was sent."""
+        return not int.from_bytes(fcntl.ioctl(self.sock, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
     def __iter__(self) -> Iterator[Frame]:
         """The server's frames until it ends the connection."""

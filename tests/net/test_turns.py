@@ -107,6 +107,7 @@ def send_together(server: Running, client: RawClient, octets: bytes) -> None:
     server.until(lambda: server.worker.connections)
     with server.asleep():
         client.send(octets)
+        wait_until(client.has_arrived)
 
 
 def slow_calls(count: int, *fields: tuple[str, str]) -> bytes:
