@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.fixtures import held_server, pytest_runtest_protocol, repository, server
+from tests.e2e.fixtures import broken_repository, held_server, pytest_runtest_protocol, repository, server
 from tests.e2e.held import Runs, waiting_run
 from toutates.backends.onnx.session import ModelSession
 
-__all__ = ["held_server", "pytest_runtest_protocol", "repository", "runs", "server"]
+__all__ = ["broken_repository", "held_server", "pytest_runtest_protocol", "repository", "runs", "server"]
 
 
 @pytest.fixture
