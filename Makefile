@@ -7,7 +7,7 @@ ARGS =
 MODELS = .models
 
 # The second environment of `make test-freethreaded`.
-PYTHON314T = $(shell command -v python3.14t)
+PYTHON314T ?= $(shell command -v python3.14t)
 VENV314T = .venv-314t
 
 # Compiled modules are kept, or every process of the tests would compile the server and the tests anew.
