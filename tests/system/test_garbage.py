@@ -9,12 +9,8 @@ import pytest
 import trio
 
 from tests.waiting import wait_until
-from toutates.system import garbage
 from toutates.system.garbage import keep_collections_short
 from toutates.system.interpreter import free_threaded
-
-#: Seconds of idleness that no test has.
-NEVER = 10**9
 
 
 class Node:
@@ -49,37 +45,6 @@ def test_what_a_long_collection_leaves_is_looked_at_again_when_idle() -> None:
         gc.unfreeze()
     assert gc.get_threshold() == before
     assert gc.isenabled()
-
-
-@pytest.mark.skipif(free_threaded(), reason="has no generations")
-@pytest.mark.parametrize("is_short", [True, False], ids=["short", "long"])
-def test_with_constant_traffic_what_died_frozen_is_looked_at_again_where_that_is_short(
-    monkeypatch: pytest.MonkeyPatch, is_short: bool
-) -> None:
-    monkeypatch.setattr(garbage, "MOST_NS", 10**10)
-    count, looks = gc.get_freeze_count, [0]
-
-    def counting() -> int:
-        looks[0] += 1
-        return count() if is_short else 10**12
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            await nursery.start(keep_collections_short, NEVER, 0.1)
-            monkeypatch.setattr(gc, "get_freeze_count", counting)
-            node = Node()
-            kept = [[number] for number in range(400_000)]
-            gc.collect()
-            died = weakref.ref(node)
-            del node, kept
-            await trio.to_thread.run_sync(lambda: wait_until(lambda: looks[0] > 1 or died() is None, pause_s=0.2))
-            assert (died() is None) is is_short
-            nursery.cancel_scope.cancel()
-
-    try:
-        trio.run(main)
-    finally:
-        gc.unfreeze()
 
 
 @pytest.mark.skipif(not free_threaded(), reason="looks at the new ones alone")

@@ -2,9 +2,7 @@
 
 A full collection visits every object that was made since the last freeze: half a second, where strangers have the
 server keep 400,000 calls. Nearly everything here is freed by its references, so the collector finds little. What a
-long collection leaves is frozen: it was looked at once, and is again when the process has nothing to do, or, some
-minutes later, where that takes no longer than others may wait. CPython gives back all that is frozen or nothing, and
-looks at a generation in one go, so there are no steps by which more could be looked at while requests come.
+long collection leaves is frozen: it was looked at once, and is again when the process has nothing to do.
 
 Python without the GIL has no generations: each collection visits all objects, frozen ones too. It collects only then,
 and where memory has grown much since, by an eighth of what there is; that takes 0.1 us per object.
@@ -32,27 +30,19 @@ _LONG_NS: Final = 4_000_000
 #: A second in which the process uses no more of a processor than this is quiet; after so many it is idle.
 _QUIET_S: Final = 0.02
 _IDLE: Final = 30
-#: Seconds after which what was frozen is looked at again though requests come, if that takes no longer than this.
-_RARELY_S: Final = 300.0
-MOST_NS: Final = 20_000_000
-#: To count what is frozen takes a fifth of the time of looking at it, at most.
-_COUNTING: Final = 5
 #: Without the GIL: with so many new objects it is worth a collection when idle.
 _WORTH: Final = 10_000
 
 
 class _Collections:
-    """What is known of the collections that happen.
+    """What is known of the collections that happen."""
 
-    Args:
-        rarely_s: see ``_RARELY_S``.
-    """
-
-    def __init__(self, rarely_s: float) -> None:
-        self._rarely_s = rarely_s
+    def __init__(self) -> None:
         self._began_ns = 0
+        self._has_frozen = False
         self._most_growth = available_memory() // 8
-        self.look()
+        self._peak = 0
+        self.note_thorough()
 
     def note(self, phase: str, info: dict[str, Any]) -> None:
         """In any thread: a collection begins, or has ended."""
@@ -63,37 +53,18 @@ class _Collections:
             self._began_ns = now_ns
         elif now_ns - self._began_ns > _LONG_NS:
             gc.freeze()
-            self._frozen_ns += now_ns - self._began_ns
+            self._has_frozen = True
 
-    def look(self) -> None:
-        """Look at all objects."""
-        began_ns = time.thread_time_ns()
-        gc.unfreeze()
-        gc.collect()
-        gc.freeze()
-        if not free_threaded():
-            # Objects differ: those of modules take four times as long as small lists.
-            self._per_object_ns = (time.thread_time_ns() - began_ns) / max(gc.get_freeze_count(), 1)
-        #: for how long what was frozen since has been looked at
-        self._frozen_ns = 0
+    def note_thorough(self) -> None:
+        """All objects were looked at."""
+        self._has_frozen = False
         self._peak = _peak()
-        self._looked_s = time.monotonic()
 
     def are_due(self, *, is_idle: bool) -> bool:
         """Whether all objects are to be looked at."""
         if not free_threaded():
-            return self._frozen_ns > 0 and (is_idle or self._are_short())
+            return is_idle and self._has_frozen
         return _peak() - self._peak > self._most_growth or (is_idle and gc.get_count()[0] > _WORTH)
-
-    def _are_short(self) -> bool:
-        """Whether it is some minutes since all objects were looked at, and others can wait for that."""
-        if time.monotonic() - self._looked_s < self._rarely_s:
-            return False
-        self._looked_s = time.monotonic()
-        if self._frozen_ns > MOST_NS * _COUNTING:
-            return False
-        # Of what was frozen most is freed by its references.
-        return gc.get_freeze_count() * self._per_object_ns <= MOST_NS
 
 
 def _peak() -> int:
@@ -102,20 +73,21 @@ def _peak() -> int:
 
 
 async def keep_collections_short(
-    idle: int = _IDLE, rarely_s: float = _RARELY_S, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    idle: int = _IDLE, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
     """Freeze what is there now, and what long collections leave, until it is cancelled.
 
-    What was frozen is looked at again after ``idle`` seconds in which the process had nothing to do, or after
-    ``rarely_s`` where that is short.
+    What was frozen is looked at again after ``idle`` seconds in which the process had nothing to do.
     """
     thresholds = gc.get_threshold()
-    collections = _Collections(rarely_s)
+    gc.collect(0)
+    gc.freeze()
     if free_threaded():
         gc.disable()
     else:
         gc.set_threshold(*thresholds[:2], _BETWEEN)
         gc.collect()  # of nearly nothing: full ones wait until a quarter as much is new as the last has left
+    collections = _Collections()
     gc.callbacks.append(collections.note)
     task_status.started()
     quiet = 0
@@ -125,7 +97,10 @@ async def keep_collections_short(
             await trio.sleep(1)
             quiet = quiet + 1 if time.process_time() - before_s <= _QUIET_S else 0
             if collections.are_due(is_idle=quiet >= idle):
-                collections.look()
+                gc.unfreeze()
+                gc.collect()
+                gc.freeze()
+                collections.note_thorough()
     finally:
         gc.callbacks.remove(collections.note)
         gc.set_threshold(*thresholds)
