@@ -6,10 +6,9 @@ is. The server runs in this process, so that this can be counted.
 
 from __future__ import annotations
 
-import gc
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,13 +28,6 @@ from toutates.system.address import Address
 INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
 #: Plans per generation in these tests.
 PLANS: Final = 8
-
-
-@pytest.fixture(autouse=True)
-def collected() -> Iterator[None]:
-    """The server freezes what the garbage collector knows; the tests after it shall have it back."""
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture

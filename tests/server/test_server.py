@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import signal
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -50,13 +49,6 @@ def repository(tmp_path: Path) -> Path:
     folder.mkdir(parents=True)
     (folder / "model.onnx").write_bytes(DOUBLE)
     return tmp_path / "repository"
-
-
-@pytest.fixture(autouse=True)
-def collected() -> Iterator[None]:
-    """The server freezes what the garbage collector knows; the tests after it shall have it back."""
-    yield
-    gc.unfreeze()
 
 
 class Running:
