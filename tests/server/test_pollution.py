@@ -70,6 +70,7 @@ def serve_in_this_process(repository: Path, clients: Callable[[int], None]) -> N
             Options(
                 (repository,),
                 grpc_addr=Address("127.0.0.1", 0),
+                http_addr=None,
                 metrics_addr=None,
                 load_models=("dynamic",),
                 processing_cores=1,
