@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ def failing(real: Callable[..., Any]) -> Callable[..., Any]:
     """A function that has a mistake, for the model 'bad' alone."""
 
     def made(*arguments: Any, **named: Any) -> Any:
-        if any("bad" in str(one) for one in arguments):
+        if any(re.search(r"\bbad\b", str(one)) for one in arguments):  # no part of a fingerprint
             raise IndexError("list index out of range")
         return real(*arguments, **named)
 
