@@ -136,7 +136,8 @@ and again"
         """See ``_TlsFlood``."""
         sent = 0
         while sent < 50_000_000:
-            yield b"".join([client.data(_head(_FRAME) + bytes(_FRAME)) for _ in range(64)]), 0
+            for _ in range(64):
+                yield client.data(_head(_FRAME) + bytes(_FRAME)), 1
             for size in (_FRAME,) * (_BURST // _FRAME) + (_BURST % _FRAME,):
                 yield b"".join([client.data(_head(size)), *(client.data(b"x") for _ in range(size))]), size
             sent += 64 * _FRAME + _BURST

@@ -16,6 +16,7 @@ import requests
 
 from tests.e2e.process import ServerProcess, run, running
 from tests.torchserve_archives import HANDLER, contents, mar
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.long
 
@@ -281,7 +282,7 @@ def test_a_handler_of_newlines_is_registered_while_others_are_served(server: Ser
         while not registered.done():
             assert post(server, "lengths", b"1").status_code == 200
     assert registered.result().status_code == 200
-    assert "the handler imports ts.nowhere" in server.log
+    wait_until(lambda: "the handler imports ts.nowhere" in server.log)
     assert manage(server, "DELETE", "/models/blank").status_code == 200
 
 
