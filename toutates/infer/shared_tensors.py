@@ -33,12 +33,12 @@ ALIGNMENT: Final = 64
 #: Contents of a message that the worker copies itself; larger ones keep their message until they are copied beside it.
 #: Also what is copied there without letting the worker run.
 STEP_BYTES: Final = 1_048_576
-#: Bytes of outputs in shared memory that the requests of a worker may have together; one request may have more alone.
+#: The most bytes of outputs in shared memory for all requests of a worker. A single request may have more.
 MOST_OUTPUT_BYTES: Final = 268_435_456
 
 
 class OutputRoom:
-    """Counts what requests under way may have written to shared memory: until then the server keeps it.
+    """Counts the bytes of outputs that the server keeps until they are written to shared memory.
 
     Used by one worker's thread.
     """

@@ -15,9 +15,9 @@ from toutates.system.thread_pools import ThreadPool
 __all__ = ["IMPORTS", "Turns"]
 
 _MOST_IMPORTS: Final = 16
-#: What unpacks archives, and waits for the turn of its model.
+#: Its threads unpack archives, and wait for the turn of their model.
 IMPORTS: Final = ThreadPool("imports", _MOST_IMPORTS)
-#: Of those that wait for a turn, each with an archive unpacked.
+#: The most imports that wait for a turn. Each has unpacked its archive.
 _MOST_WAITING: Final = 16
 
 
