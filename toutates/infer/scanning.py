@@ -28,8 +28,6 @@ _PARAMETER_TAG: Final = 4 << 3 | 2
 _OTHER_TAGS: Final = frozenset(number << 3 | 2 for number in (1, 2, 5, 6))
 #: Bytes of an ``id`` that nobody takes (``reading.MAX_ID_BYTES``).
 _LONG_ID: Final = 70_000
-
-
 #: A request with more constant bytes than this has no plan, and they are not copied. Typed contents count among them.
 _LONG_CONSTANT: Final = 65_536
 #: The key, the id field as it stands in the request or b"", and a list of start and end of each raw content.
