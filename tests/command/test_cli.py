@@ -583,8 +583,8 @@ def test_an_onnxruntime_that_does_not_work_is_said_so(tmp_path: Path, code: str,
 
 @pytest.mark.parametrize("more", [(), ("--exit-on-error", "true")])
 def test_a_missing_repository_is_one_line_and_exit_code_2(more: tuple[str, ...]) -> None:
-    where = ("--model-repository", "/no/such/folder", "--grpc-addr", "127.0.0.1:0", "--metrics-addr", "off")
-    done = run_python(MAIN, *where, *more)
+    addresses = ("--grpc-addr", "127.0.0.1:0", "--http-addr", "off", "--metrics-addr", "off")
+    done = run_python(MAIN, "--model-repository", "/no/such/folder", *addresses, *more)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         "toutates: error: --model-repository: there is no such directory (got '/no/such/folder'); "
