@@ -318,6 +318,7 @@ def test_while_nothing_answers_the_http_side_does_and_a_signal_ends_the_server_a
     with starting(tmp_path, *arguments, before=patience) as (process, log):
         wait_until(lambda: "status page on" in log.read_text())
         assert get(log.read_text(), "/health/live") == (200, "live\n")
+        wait_until(lambda: "waiting for" in get(log.read_text(), "/health/ready")[1])  # the page is there before that
         status, text = get(log.read_text(), "/health/ready")
         assert status == 503
         assert re.fullmatch(rf"not ready: waiting for {bucket.url}: the first listing, \d+ s so far\n", text), text
