@@ -1,10 +1,11 @@
 """``python -m fuzz.soak``: run the soak, print its account, and end with 1 if the server did not pass.
 
 Invariant: every request is answered with what ONNX Runtime makes of it, or refused with a status that it may have, or
-given up by its client; none is lost. Afterwards the server has no more files and threads than at the start, but for two
-threads of each worker that are started when they are first needed. Its memory, the least of the last third of the
-rounds, is no more than once every attack had been made, after five minutes or so, but for 10 % and 24 MiB. With
-``--only`` one sort of clients comes alone, and memory is compared with that of the first half of the time.
+given up by its client; none is lost. Afterwards the server has no more files and threads than at the start, but for
+those that are opened or started when they are first needed (two threads of each worker, and two of the server). Its
+memory, the least of the last third of the rounds, is no more than once every attack had been made, after five minutes
+or so, but for 10 % and 24 MiB. With ``--only`` one sort of clients comes alone, and memory is compared with that of the
+first half of the time.
 """
 
 from __future__ import annotations

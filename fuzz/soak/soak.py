@@ -53,8 +53,10 @@ _LEFT_OUT: Final = {"shape-pollution", "deaf-reader", "vanished-peer"}
 _ATTACKS: Final = tuple(name for name in ATTACKS if name not in _LEFT_OUT and not ATTACKS[name].on_http)
 #: Between two connections of an attacker, so that honest clients are what the soak is about.
 _ATTACK_PAUSE_S: Final = 0.3
-#: Of each worker, started by the first message that they are for: what decompresses gRPC's, and what is beside REST.
-_LATE_THREADS: Final = 2
+#: What is started when it is first needed, and stays: of each worker `side` and `objects`; of the server `regions`, and
+#: the reader of the one process that the decoupled Python model has (docs/architecture.md has the table).
+_LATE_THREADS_OF_WORKER: Final = 2
+_LATE_THREADS_OF_SERVER: Final = 2
 #: Of each worker: its own stage for copies to shared memory, and that of the thread beside it.
 _LATE_FILES: Final = 2
 #: How long threads and files of the server may take to be as few as at the start.
@@ -213,7 +215,7 @@ def soak(plan: Plan, folder: Path) -> Account:
         account = running_soak.account
         if plan.only:
             account.warm_up_name = "half of the time"
-        account.late_threads = _LATE_THREADS * plan.workers
+        account.late_threads = _LATE_THREADS_OF_WORKER * plan.workers + _LATE_THREADS_OF_SERVER
         account.late_files = _LATE_FILES * plan.workers
         running_soak.run()
         account.add("tritonclient with callbacks, and clients that drop their connection", _entry_of(storm))
