@@ -292,6 +292,26 @@ def test_new_rules_hold_at_once_and_broken_ones_change_nothing(gate: Gate, tmp_p
     assert isinstance(visit.caller, Caller)
 
 
+def test_keys_and_issuers_that_may_register_memory_have_shares_and_tokens_are_their_issuers(
+    gate: Gate, tmp_path: Path
+) -> None:
+    assert gate.era.region_holders == set()
+    path = tmp_path / "access.yaml"
+    path.write_text(RULES.replace("inference", "inference, shared-memory"))
+    gate.reload()
+    key, alice, bob = (
+        gate.caller_of(bearer(text)).owner for text in ("sk-search", token(), token(sub="bob\0\1", scope="inference"))
+    )
+    assert len({key, alice, bob}) == 3
+    issuer = alice.partition("\1")[0]
+    assert issuer == bob.partition("\1")[0]
+    assert (bob.count("\0"), bob.count("\1")) == (0, 1)
+    assert gate.era.region_holders == {key, issuer}
+    path.write_text(RULES.replace("[health]", "[health, shared-memory]"))
+    gate.reload()
+    assert gate.era.region_holders == {gate.caller_of(None).owner}
+
+
 def test_a_key_set_that_changes_replaces_the_keys(gate: Gate, tmp_path: Path) -> None:
     gate.caller_of(bearer(token()))
     write_keys(tmp_path, [public_jwk("other")])

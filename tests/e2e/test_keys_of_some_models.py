@@ -33,6 +33,7 @@ anonymous: [health]
 keys:
   - {{name: some, sha256: {digest("sk-some")}, groups: {GROUPS}, models: [mine]}}
   - {{name: every, sha256: {digest("sk-every")}, groups: {GROUPS}}}
+  - {{name: third, sha256: {digest("sk-third")}, groups: [shared-memory]}}
 """
 KEYS: Final = {"some": 10, "every": 20}
 
@@ -190,14 +191,15 @@ def test_regions_are_each_keys_own_names_included(server: ServerProcess, transpo
         assert every.answers(ask)
 
 
-def test_one_key_leaves_others_room_for_their_regions(server: ServerProcess) -> None:
+def test_two_keys_that_take_all_that_they_get_leave_the_third_its_share(server: ServerProcess) -> None:
     with httpclient.InferenceServerClient(f"127.0.0.1:{server.rest_port}") as client, ExitStack() as stack:
-        _, every = (_Memory(stack, client, name, number) for name, number in KEYS.items())
-        client.unregister_system_shared_memory(headers=key_of("some"))
-        key = f"/toutates-{os.getpid()}-every-in"
-        for at in range(256 - 2):
-            client.register_system_shared_memory(f"more-{at}", key, 16, headers=every.headers)
-        with pytest.raises(httpclient.InferenceServerException, match="256 are registered, and that"):
-            client.register_system_shared_memory("last", key, 16, headers=every.headers)
-        client.register_system_shared_memory("first", key, 16, headers=key_of("some"))
-        client.unregister_system_shared_memory(headers=key_of("some"))
+        _Memory(stack, client, "every", 1)
+        key, share = f"/toutates-{os.getpid()}-every-in", 512 // 2 // 3
+        for name, most in (("every", 512 - 2 * share), ("some", share), ("third", share)):
+            headers = key_of(name)
+            stack.callback(client.unregister_system_shared_memory, headers=headers)
+            for at in range(most - 2 * (name == "every")):
+                client.register_system_shared_memory(f"more-{at}", key, 16, headers=headers)
+            full = f"'last': this caller has {most}, of {most * 16} bytes, and there is no room for more now"
+            with pytest.raises(httpclient.InferenceServerException, match=full):
+                client.register_system_shared_memory("last", key, 16, headers=headers)

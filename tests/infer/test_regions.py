@@ -117,20 +117,24 @@ def test_regions_are_bounded_in_number_and_in_bytes(key: str) -> None:
     assert open_files(key) == 0
 
 
-def test_of_owned_regions_each_owner_has_a_half_at_most_and_hears_nothing_of_others(key: str) -> None:
-    regions = Regions(allowed=True, most=5, most_bytes=SIZE * 7 // 2, owned=True)
-    for owner in "ab":
-        regions.register_system(own_name(owner, "x"), key, 0, SIZE)
-        regions.register_system(own_name(owner, "y"), key, 0, SIZE // 2)
-    with pytest.raises(Overloaded, match="'z': 2 are registered, and that is the most"):
+def test_an_owner_has_its_share_whatever_others_hold_and_hears_nothing_of_them(key: str) -> None:
+    holders = frozenset("ab")
+    regions = Regions(allowed=True, most=8, most_bytes=SIZE, holders=lambda: holders)
+    for at in range(6):
+        regions.register_system(own_name("a", f"{at}"), key, 0, 1)
+    with pytest.raises(Overloaded, match="'z': this caller has 6, of 6 bytes, and there is no room for more now"):
         regions.register_system(own_name("a", "z"), key, 0, 1)
-    regions.unregister(Kind.SYSTEM, own_name("a", "y"))
-    with pytest.raises(Overloaded, match=f"{SIZE} bytes: {SIZE} are registered, and {SIZE * 7 // 4} is the most"):
-        regions.register_system(own_name("a", "z"), key, 0, SIZE)
-    regions.register_system(own_name("c", "x"), key, 0, SIZE)
-    with pytest.raises(Overloaded, match=f"'x' of {SIZE} bytes: the regions of others leave no room for it now"):
-        regions.register_system(own_name("d", "x"), key, 0, SIZE)
+    with pytest.raises(Overloaded, match="'z': this caller has 0, of 0 bytes"):
+        regions.register_system(own_name("c", "z"), key, 0, SIZE)  # who has no share
+    with pytest.raises(Overloaded, match=f"'z' of {SIZE} bytes: this caller has 0, of 0 bytes"):
+        regions.register_system(own_name("b", "z"), key, 0, SIZE)
+    for at in range(2):
+        regions.register_system(own_name("b", f"{at}"), key, 0, SIZE // 8)
+    regions.unregister(Kind.SYSTEM, own_name("a", "0"))
+    regions.register_system(own_name("a", "z"), key, 0, 1)
+    assert open_files(key) == 8
     regions.close()
+    assert open_files(key) == 0
 
 
 def test_nothing_is_registered_unless_it_is_allowed() -> None:

@@ -56,7 +56,8 @@ class Caller:
         models: which models it may name, each by all of these; none for every model.
         bucket: of its quota; None for no quota.
         until_ns: when it has to be looked at again, monotonic nanoseconds.
-        owner: of what callers own, which nobody else has; "" for the name. It has no NUL.
+        owner: of what callers own, which nobody else has; "" for the name. It has no NUL. Tokens of one issuer have the
+            same text before a ``\\x01``.
     """
 
     __slots__ = ("bucket", "groups", "models", "name", "owner", "until_ns")

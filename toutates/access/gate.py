@@ -18,7 +18,7 @@ from typing import Final
 
 from toutates.access.callers import FOR_EVER, Caller
 from toutates.access.quotas import Quotas
-from toutates.access.rules import AccessRules
+from toutates.access.rules import AccessRules, Issuer
 from toutates.access.tokens import BadToken, NotYet, caller_of_token, looks_like_token
 from toutates.system.errors import Unauthenticated
 
@@ -65,15 +65,18 @@ class Era:
         known: callers by the hash of what they send.
         refused: by the hash of a token, why it is not accepted, and until when, monotonic.
         anonymous: whoever sends nothing.
+        region_holders: owners, as in ``Caller``, of keys and issuers that may register shared memory.
     """
 
-    __slots__ = ("anonymous", "known", "refused", "rules")
+    __slots__ = ("anonymous", "known", "refused", "region_holders", "rules")
 
     def __init__(self, rules: AccessRules) -> None:
         self.rules = rules
         self.known: dict[bytes, Caller] = {}
         self.refused: dict[bytes, tuple[str, int]] = {}
         self.anonymous = _Anonymous("a caller without key or token", rules.anonymous)
+        holders: list[Caller | Issuer] = [*rules.keys.values(), *rules.issuers.values(), self.anonymous]
+        self.region_holders = frozenset(holder.owner for holder in holders if "shared-memory" in holder.groups)
 
 
 class Gate:

@@ -56,6 +56,11 @@ class Issuer:
     models_claim: str
     quota: Quota | None
 
+    @property
+    def owner(self) -> str:
+        """How the owners of all of its tokens begin, before a ``\\x01`` (``Caller.owner``)."""
+        return f"issuer {self.issuer!r}"
+
 
 @dataclass(frozen=True, slots=True)
 class AccessRules:

@@ -107,7 +107,7 @@ def _caller_of_claims(claims: dict[str, Any], issuer: Issuer, quotas: Quotas, no
     bucket = None if issuer.quota is None else quotas.bucket((issuer.issuer, subject), issuer.quota)
     left_ns = (ends_s + issuer.leeway_s - now_s) * _NS
     until_ns = FOR_EVER if left_ns > FOR_EVER - now_ns else now_ns + int(left_ns)
-    owner = f"token {(issuer.issuer, subject)!r}"  # which has no NUL, whatever the subject has
+    owner = f"{issuer.owner}\x01{subject!r}"  # which has no other control character, whatever the subject has
     return Caller(f"token {printable(subject, MAX_SUBJECT)}", groups, models, bucket, until_ns, owner)
 
 

@@ -131,12 +131,13 @@ class Regions:
 
     Args:
         allowed: whether clients may register regions.
-        most: regions at the same time; where they are owned, of each caller a half.
+        most: regions at the same time.
         most_bytes: of all regions of the host's memory together; None for the memory that the process may use. Those of
-            GPUs are not bounded so: whoever registers one has the memory. Of each caller a half, as above.
+            GPUs are not bounded so: whoever registers one has the memory.
         cuda: of this process; None where there is none, or where regions are not allowed.
         gpus: whether there would be one if regions were allowed.
-        owned: whether regions belong to callers, who are known by an access file. ``own_name`` makes all names then.
+        holders: of an access file, asked for those who have a share, see ``RegionRoom``. Regions belong to their
+            callers then, and ``own_name`` makes all names. None where they are everybody's.
 
     Attributes:
         has_cuda: whether memory of GPUs can be registered.
@@ -150,9 +151,9 @@ class Regions:
         most_bytes: int | None = None,
         cuda: Cuda | None = None,
         gpus: bool = False,
-        owned: bool = False,
+        holders: Callable[[], frozenset[str]] | None = None,
     ) -> None:
-        self._owned = owned
+        self._owned = holders is not None
         self._allowed = allowed
         self._cuda = cuda
         self.has_cuda = allowed and cuda is not None
@@ -162,7 +163,7 @@ class Regions:
         self._lock = threading.Lock()
         self._regions: dict[str, Region] = {}
         #: what there is until it is closed
-        self._room = RegionRoom(most, most_bytes, owned=owned)
+        self._room = RegionRoom(most, most_bytes, holders)
         #: what the last request has used, and the thread that closes it
         self._unclosed: deque[Region] = deque()
         self._closer = SideThread("regions", lambda then: None)

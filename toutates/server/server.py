@@ -416,12 +416,12 @@ class Server:
 
     async def _open_regions(self) -> Regions:
         """The table of shared memory. CUDA is loaded in a thread, because that takes long."""
-        allowed = self._options.allow_client_shm
+        allowed, gate = self._options.allow_client_shm, self._access.gate
         return Regions(
             allowed=allowed,
             cuda=await _CUDA.run(load_cuda) if allowed else None,
             gpus=not allowed and gpus_seen(),
-            owned=self._access.gate is not None,
+            holders=None if gate is None else lambda: gate.era.region_holders,
         )
 
     def _make_pages(self, view: ServerView, queue: ControlQueue, secrets: Mapping[str, RestrictedProtocol]) -> Pages:
