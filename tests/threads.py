@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
-__all__ = ["cpus_of", "cpus_of_threads", "threads_by_id"]
+import trio
+
+__all__ = ["cpus_of", "cpus_of_threads", "no_threads", "threads_by_id"]
+
+#: A thread with a stack of this size has no room in the address space of a process, bytes.
+_NO_ROOM: Final = 1 << 47
 
 
 def cpus_of(text: str) -> set[int]:
@@ -30,3 +39,21 @@ def threads_by_id(pid: int | None = None) -> dict[int, tuple[str, set[int]]]:
         fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
         found[int(task.name)] = fields["Name"], cpus_of(fields["Cpus_allowed_list"])
     return found
+
+
+@contextmanager
+def no_threads() -> Iterator[None]:
+    """A block in which this process can start no thread, as where the system has none left, nor has Trio an idle one.
+
+    Python raises RuntimeError, "can't start new thread".
+    """
+    size = threading.stack_size(_NO_ROOM)
+    go_on = threading.Event()
+    try:
+        with suppress(RuntimeError):
+            while True:
+                trio.lowlevel.start_thread_soon(go_on.wait, lambda outcome: None)
+        yield
+    finally:
+        threading.stack_size(size)
+        go_on.set()

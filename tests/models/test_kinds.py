@@ -2,54 +2,39 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.engine.test_batched import SIGNATURE, Doubling
+from tests.kinds import MadeKind
 from toutates.engine.batched import BatchedServable
+from toutates.engine.servable import Servable
 from toutates.engine.supertensor import SuperTensor
-from toutates.engine.turns.arbiter import Arbiter
-from toutates.engine.turns.resources import Limit, Resources
-from toutates.models import kinds
-from toutates.models.config.configuration import VersionConfiguration
-from toutates.models.inspection import InspectedVersion
 from toutates.models.kinds import load_version
 from toutates.models.repository import VersionFolder, scan_model
-from toutates.models.table import ServedVersion
-from toutates.protocol.model_config_pb2 import ModelConfig
+from toutates.models.turns import Arbiter, Limit, Resources
 from toutates.system.errors import ConfigurationError, ModelLoadError
 from toutates.system.placement import Placement
-from toutates.system.remembered import Remembered
 
 
-class Kind:
-    """Claims versions that have a certain file; what it loads has its name."""
+def kind(file: str, *backends: str, runs: Sequence[Doubling] = ()) -> MadeKind:
+    """A kind whose versions have these backends."""
 
-    def __init__(self, file: str, *backends: str) -> None:
-        self.backends: Sequence[str] = backends
-        self._file = file
+    def servable(model: str, number: int, folder: Path) -> Servable:
+        return BatchedServable(number, SuperTensor(model, SIGNATURE, batch_size=8, capacity=2), runs or [Doubling()])
 
-    def claims(self, version: VersionFolder) -> bool:
-        return (version.path / self._file).exists()
-
-    def load(self, model: str, configuration: VersionConfiguration) -> ServedVersion:
-        servable: Any = None
-        config = ModelConfig(backend=self.backends[0], max_batch_size=configuration.settings.batch_size)
-        return ServedVersion(model, configuration.folder.number, config, servable)
-
-    def inspect(self, model: str, configuration: VersionConfiguration, *, try_warmup: bool = False) -> InspectedVersion:
-        raise NotImplementedError
+    return MadeKind(file, servable, *backends)
 
 
 KINDS = (
-    Kind("model.npy", "numpy"),
-    Kind("model.txt", "text", "words"),
-    Kind("model.onnx", "supertensor", "onnxruntime"),
+    kind("model.npy", "numpy"),
+    kind("model.txt", "text", "words"),
+    kind("model.onnx", "supertensor", "onnxruntime"),
 )
 
 YAML = "backend: {}\nbatch_size: 4\ncapacity: 2\nnum_executors: 1\nallocator: cpu\n"
@@ -68,10 +53,11 @@ def version_of(root: Path, file: str, yaml: str = "", pbtxt: str = "") -> Versio
     return found.versions[0]
 
 
-def load(version: VersionFolder, *, overridden: bool = False, kinds: Sequence[Kind] = KINDS) -> ModelConfig:
+def load(version: VersionFolder, *, overridden: bool = False, kinds: Sequence[MadeKind] = KINDS) -> str:
+    """Load a version; returns the backend that ModelConfig names."""
     served = load_version(kinds, "m", version, overridden=overridden, placement=Placement())
     assert 0 < served.load_ns < 60 * 10**9
-    return served.config
+    return served.config.backend
 
 
 CHOSEN: dict[str, tuple[str, str, str, bool, str]] = {
@@ -87,7 +73,7 @@ CHOSEN: dict[str, tuple[str, str, str, bool, str]] = {
 
 @pytest.mark.parametrize(("file", "yaml", "pbtxt", "overridden", "chosen"), CHOSEN.values(), ids=CHOSEN.keys())
 def test_the_kind_is_chosen_by(tmp_path: Path, file: str, yaml: str, pbtxt: str, overridden: bool, chosen: str) -> None:
-    assert load(version_of(tmp_path, file, yaml, pbtxt), overridden=overridden).backend == chosen
+    assert load(version_of(tmp_path, file, yaml, pbtxt), overridden=overridden) == chosen
 
 
 UNKNOWN = {
@@ -137,7 +123,7 @@ def test_a_backend_that_is_not_there_is_refused_by_file_key_and_remedy(
 
 def test_a_kind_of_its_own_makes_a_name_of_triton_a_known_one(tmp_path: Path) -> None:
     version = version_of(tmp_path, "model.py", pbtxt="backend: 'python'")
-    assert load(version, kinds=[Kind("model.py", "python")]).backend == "python"
+    assert load(version, kinds=[kind("model.py", "python")]) == "python"
 
 
 def test_files_of_no_kind_are_refused(tmp_path: Path) -> None:
@@ -145,45 +131,38 @@ def test_files_of_no_kind_are_refused(tmp_path: Path) -> None:
         load(version_of(tmp_path, "other"))
 
 
-class KindWithBackends(Kind):
-    """Loads versions whose executors have something to close, such as processes."""
-
-    def __init__(self, file: str, *backends: str) -> None:
-        super().__init__(file, *backends)
-        self.made = [Doubling(), Doubling()]
-        self.loaded: list[VersionConfiguration] = []
-
-    def load(self, model: str, configuration: VersionConfiguration) -> ServedVersion:
-        self.loaded.append(configuration)
-        supertensor = SuperTensor(model, SIGNATURE, batch_size=8, capacity=2)
-        return ServedVersion(model, 1, ModelConfig(), BatchedServable(1, supertensor, self.made))
-
-
 def test_what_was_made_of_a_version_is_closed_where_there_will_never_be_enough_of_a_resource(tmp_path: Path) -> None:
     version = version_of(tmp_path, "model.txt", "text\nrate_limits: [{resources: [{name: r, count: 5}]}]")
-    kind = KindWithBackends("model.txt", "text")
+    made = [Doubling(), Doubling()]
+
+    kinds = [kind("model.txt", "text", runs=made)]
     arbiter = Arbiter(1, Resources([Limit("r", 2)]))
     with pytest.raises(ModelLoadError, match="is limited to 2"):
-        load_version([kind], "m", version, overridden=False, placement=Placement(), arbiter=arbiter)
-    assert [one.closed for one in kind.made] == [True, True]
+        load_version(kinds, "m", version, overridden=False, placement=Placement(), arbiter=arbiter)
+    assert [backend.closed for backend in made] == [True, True]
 
 
-def test_of_a_version_whose_record_is_made_anew_at_each_look_the_last_is_remembered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    remembered: Remembered[Path, tuple[VersionFolder, VersionConfiguration]] = Remembered(8)
-    monkeypatch.setattr(kinds, "_CONFIGURATIONS", remembered)
-    kind = KindWithBackends("model.txt", "text")
-    version = replace(version_of(tmp_path, "model.txt", "text"), size=1)
+class Record(VersionFolder):
+    """A version's record, of which a test sees whether anybody holds it."""
+
+
+def test_of_a_version_whose_record_is_made_anew_at_each_look_the_last_is_remembered(tmp_path: Path) -> None:
+    text = kind("model.txt", "text")
+    found = version_of(tmp_path, "model.txt", "text")
+    version: VersionFolder = Record(**{field.name: getattr(found, field.name) for field in fields(found)})
+    version = replace(version, size=1)
+    records = []
     config = version.path / "config.yaml"
     for size in (1, 2, 3):
         config.write_text(YAML.format("text").replace("batch_size: 4", f"batch_size: {size}"))
         version = replace(version)
+        records.append(weakref.ref(version))
         for _ in range(2):
-            load_version([kind], "m", version, overridden=False, placement=Placement(), measured=True)
-    assert [one.settings.batch_size for one in kind.loaded] == [1, 1, 2, 2, 3, 3]
-    assert [one is two for one, two in pairwise(kind.loaded)] == [True, False, True, False, True]
-    assert len(remembered) == 1
+            load_version([text], "m", version, overridden=False, placement=Placement(), measured=True)
+    assert [one.settings.batch_size for one in text.loaded] == [1, 1, 2, 2, 3, 3]
+    assert [one is two for one, two in pairwise(text.loaded)] == [True, False, True, False, True]
+    text.loaded.clear()
+    assert [record() is version for record in records] == [False, False, True]
 
 
 @pytest.mark.parametrize("key", ["padding: {inputs: {x: {axis: 1}}}", "ragged: {inputs: {x: [-1, 8]}}"])
@@ -192,6 +171,6 @@ def test_keys_of_onnx_models_need_no_name_of_a_backend_and_are_of_these_alone(tm
     for file in ("model.onnx", "model.npy"):
         version_of(tmp_path / file, file)
         (tmp_path / file / "m" / "1" / "config.yaml").write_text(key)
-    assert load(scan_model(tmp_path / "model.onnx" / "m").versions[0]).backend == "supertensor"
+    assert load(scan_model(tmp_path / "model.onnx" / "m").versions[0]) == "supertensor"
     with pytest.raises(ConfigurationError, match=f"{own}: is for ONNX models only"):
         load(scan_model(tmp_path / "model.npy" / "m").versions[0])

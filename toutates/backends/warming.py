@@ -77,6 +77,7 @@ def warm_up(
     model: str,
     model_dir: Path,
     seen: SeenShapes | None = None,
+    repeating_ns: int = MAX_REPEATING_NS,
 ) -> int:
     """Warm up each session of a version. Blocks.
 
@@ -86,6 +87,7 @@ def warm_up(
         model: the model's name.
         model_dir: the model's directory, which holds the samples' files.
         seen: takes in the shapes of outputs; None where these are not those of ``signature``.
+        repeating_ns: how long samples are repeated, nanoseconds.
 
     Returns:
         How long a run of one row takes, nanoseconds: a row of zeros, or a sample's time divided by its rows. 0 if there
@@ -95,7 +97,7 @@ def warm_up(
         ModelLoadError: a sample failed.
         ConfigurationError: a sample's file cannot be used.
     """
-    times = _run_samples(sessions, settings.warmup, signature, model, model_dir, seen)
+    times = _run_samples(sessions, settings.warmup, signature, model, model_dir, seen, repeating_ns)
     # A profile is to show the clients' batches only.
     if not settings.warmup and settings.profiling is None:
         row_ns = time_row(sessions[0], signature, seen)
@@ -121,14 +123,15 @@ def _run_samples(
     model: str,
     model_dir: Path,
     seen: SeenShapes | None,
+    repeating_ns: int,
 ) -> list[int]:
-    """Run samples as often as they ask for, within MAX_RUNS and MAX_REPEATING_NS; returns nanoseconds of a row of each.
+    """Run samples as often as they ask for, within MAX_RUNS and ``repeating_ns``; returns nanoseconds of a row of each.
 
     Each sample is run once by each session, however long that takes, because a first run of a shape may be the one that
     counts; but the time that has passed since the beginning is left for no second one.
     """
     times: list[int] = []
-    until_ns = time.monotonic_ns() + MAX_REPEATING_NS
+    until_ns = time.monotonic_ns() + repeating_ns
     wanted = sum(sample.count for sample in samples) * len(sessions)
     for sample in samples:
         if len(times) >= MAX_RUNS:
@@ -151,7 +154,7 @@ def _run_samples(
             len(times),
             wanted,
             MAX_RUNS,
-            MAX_REPEATING_NS / 1e9,
+            repeating_ns / 1e9,
         )
     return times
 
