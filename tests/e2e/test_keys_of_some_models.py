@@ -109,6 +109,28 @@ def test_who_switches_the_log_off_is_its_last_line(server: ServerProcess, via: s
     assert len(server.log.splitlines()) - before < 140
 
 
+def test_whoever_switches_the_log_off_and_on_for_ever_has_few_lines_and_hides_nobody(tmp_path: Path) -> None:
+    add_model(tmp_path / "models", "mine", versioned_model(1), 1)
+    rules = tmp_path / "access.yaml"
+    rules.write_text(RULES.replace("name: some", "name: other").replace(", models: [mine]", ""))
+    with running(tmp_path / "models", tmp_path, ["--access-file", str(rules)]) as server:
+        with grpcclient.InferenceServerClient(server.address) as client:
+            for at in range(100):
+                client.update_log_settings({"log_info": False}, headers=key_of("every"))
+                if at < 99:
+                    client.update_log_settings({"log_info": True}, headers=key_of("every"))
+            client.update_log_settings({"log_level.audit": True}, headers=key_of("some"))
+            client.update_log_settings({"log_level.audit": False}, headers=key_of("some"))
+            told = r"log settings: log_level\.audit by key other \(.*\): done; lines like this"
+            wait_until(lambda: re.search(told, server.log))
+        assert server.stop() == 0
+    lines = re.findall(
+        r"(?:and (\d+) more .*)?log settings: log_info by key every \(.*\): done; lines like", server.log
+    )
+    assert sum(int(others or 1) for others in lines) == 100
+    assert len(lines) <= (5 + 1) * sum(bool(others) for others in lines)  # of each ten seconds
+
+
 def test_a_file_of_plain_keys_is_refused_without_showing_one(tmp_path: Path) -> None:
     add_model(tmp_path / "models", "mine", versioned_model(1), 1)
     for text in ("sk-plain-1\nsk-plain-2\n", "sk-plain-1: x\n"):

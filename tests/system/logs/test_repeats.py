@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from toutates.system.logs.levels import ANYWAY
 from toutates.system.logs.limit import PERIOD_NS
 from toutates.system.logs.repeats import FEW_PER_PERIOD, LINES_PER_PERIOD, MAX_KINDS, Repeats
 
@@ -21,9 +22,19 @@ class Kept:
     def _wake(self) -> None:
         self.woken += 1
 
-    def admit(self, text: str, *arguments: object, now_ns: int = 0, name: str = "a", error: bool = False) -> bool:
+    def admit(
+        self,
+        text: str,
+        *arguments: object,
+        now_ns: int = 0,
+        name: str = "a",
+        error: bool = False,
+        anyway: bool = False,
+    ) -> bool:
         exc_info = (ValueError, ValueError("x"), None) if error else None
         made = logging.LogRecord(name, logging.INFO, "", 0, text, arguments, exc_info)
+        if anyway:
+            setattr(made, ANYWAY, True)
         return self.repeats.admit(made, now_ns)
 
 
@@ -52,6 +63,18 @@ def test_the_next_period_begins_with_what_the_last_one_left_out() -> None:
 def test_tracebacks_are_fewer() -> None:
     kept = Kept()
     assert sum(kept.admit("failed", error=True) for _ in range(100)) == FEW_PER_PERIOD
+
+
+def test_lines_that_nobody_can_switch_off_are_fewer_and_no_others_leave_the_first_out() -> None:
+    kept = Kept()
+    assert sum(kept.admit("off by a", anyway=True) for _ in range(100)) == FEW_PER_PERIOD
+    for number in range(2 * MAX_KINDS):
+        kept.admit(f"written into the template: {number}")
+    assert sum(kept.admit("off by b", anyway=True) for _ in range(100)) == FEW_PER_PERIOD
+    kept.repeats.flush(PERIOD_NS)
+    assert [report for report in kept.reports if "off" in report] == [
+        f"and {100 - FEW_PER_PERIOD} more lines in 10 s like: off by {name}" for name in "ab"
+    ]
 
 
 def test_lines_that_are_all_of_kinds_of_their_own_are_bounded_too() -> None:

@@ -48,14 +48,13 @@ class LogHandler(logging.Handler):
 
     def handle(self, record: logging.LogRecord) -> bool:
         """Do as ``logging.Handler`` does, without its lock: each part has a lock of its own or needs none."""
-        anyway = hasattr(record, ANYWAY)
-        if not (anyway or self._control.levels.shows(area_of(record.name), record.levelno)):
+        if not (hasattr(record, ANYWAY) or self._control.levels.shows(area_of(record.name), record.levelno)):
             return False
         if self.known is not None and (
             record.levelno < logging.WARNING or printable(_event(record), MAX_CHARACTERS) in self.known
         ):
             return False
-        if not (anyway or self._repeats.admit(record, time.monotonic_ns())):
+        if not self._repeats.admit(record, time.monotonic_ns()):
             return False
         self.emit(record)
         return True

@@ -25,7 +25,7 @@ __all__ = [
     "parse_levels",
 ]
 
-#: An attribute of records that are shown whatever the levels, and however many come.
+#: An attribute of records that are shown whatever the levels, as is how many more of them there were.
 ANYWAY: Final = "shown_anyway"
 
 PACKAGE: Final = "toutates"

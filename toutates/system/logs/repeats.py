@@ -12,13 +12,14 @@ from collections.abc import Callable
 from threading import RLock
 from typing import Final
 
+from toutates.system.logs.levels import ANYWAY
 from toutates.system.logs.limit import PERIOD_NS, LineLimit
 
 __all__ = ["FEW_PER_PERIOD", "LINES_PER_PERIOD", "MAX_KINDS", "Repeats"]
 
 #: Lines of a kind in a period: enough for the models of a repository, of which each has a line at the start.
 LINES_PER_PERIOD: Final = 50
-#: Lines with a traceback, which are larger, in a period.
+#: Lines with a traceback, which are larger, in a period; and lines that nobody can switch off.
 FEW_PER_PERIOD: Final = 5
 #: Kinds that are counted apart. A library that writes values into its templates makes a kind of every line.
 MAX_KINDS: Final = 1_000
@@ -57,10 +58,11 @@ class Repeats:
             now_ns: monotonic.
         """
         kind = (record.name, record.levelno, str(record.msg))
-        most = FEW_PER_PERIOD if record.exc_info else LINES_PER_PERIOD
+        anyway = hasattr(record, ANYWAY)
+        most = FEW_PER_PERIOD if record.exc_info or anyway else LINES_PER_PERIOD
         with self._lock:
             if not self._limit.has_room(kind, now_ns):
-                kind = (record.name, record.levelno, "")
+                kind = (record.name, record.levelno, ANYWAY if anyway else "")
             left_out = self._limit.count(kind, now_ns, most)
             if left_out == 1:
                 self._examples[kind] = _message(record)
