@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.support import shown_version
+from tests.engine.shown import shown_version
 from tests.machines import LAPTOP, XEON, install
 from toutates.api.restrictions import PROTOCOLS
 from toutates.command.flags import ALIASES, FLAGS, LIMIT, LIMITS, Flag

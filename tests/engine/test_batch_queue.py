@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine.support import Clock, some_batch
+from tests.engine.parts import Clock, some_batch
 from toutates.engine.batch_queue import BatchQueue
 from toutates.engine.budget import Bounds, Budget
 from toutates.engine.lane import Batch, Lane

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine.support import some_batch
+from tests.engine.parts import some_batch
 from toutates.engine.budget import Bounds, Budget
 from toutates.engine.lane import Batch, Lane
 from toutates.system.errors import InvalidRequest, Overloaded, QueueFull

@@ -14,24 +14,21 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from tests.engine.support import inline_time, running, wait_until
+from tests.engine.hosting import running
+from tests.engine.workers import inline_time
+from tests.signatures import signature, spec
+from tests.waiting import wait_until
 from toutates.engine.batched import BatchedServable
 from toutates.engine.calls import THREAD, Calls, ModelCall, Outcome
-from toutates.engine.lane import Batch
 from toutates.engine.result import Outputs
 from toutates.engine.servable import Host
 from toutates.engine.supertensor import SuperTensor
 from toutates.engine.tensor import Tensor
-from toutates.protocol.datatypes import BY_NAME
-from toutates.protocol.signature import Signature, TensorSpec
 from toutates.protocol.strings import EncodedStrings
 from toutates.system.errors import ExecutionFailed, InvalidRequest, ModelNotReady, RequestError
 
-FP32, BYTES = BY_NAME["FP32"], BY_NAME["BYTES"]
-ADD = Signature(
-    (TensorSpec("a", FP32, (-1,)), TensorSpec("b", FP32, (-1,), optional=True)), (TensorSpec("y", FP32, (-1,)),), True
-)
-TEXT = Signature((TensorSpec("t", BYTES, (2,)),), (TensorSpec("u", BYTES, (2,)),), True)
+ADD = signature([spec("a", "FP32", [-1]), spec("b", "FP32", [-1], optional=True)], [spec("y", "FP32", [-1])])
+TEXT = signature([spec("t", "BYTES", [2])], [spec("u", "BYTES", [2])])
 HOST = Host(take_cpus=lambda: (), anywhere=(), on_death=lambda: None, on_ready_change=lambda: None)
 
 
@@ -43,7 +40,7 @@ class Adding:
     def __init__(self) -> None:
         self.started_ns = self.ended_ns = 0
 
-    def run(self, batch: Batch, first: int, rows: int) -> Outputs:
+    def run(self, batch: Any, first: int, rows: int) -> Outputs:
         """See ``Backend``."""
         self.started_ns = time.monotonic_ns()
         given: dict[int, Any] = {**batch.lane.inputs(batch, first, rows)}
@@ -62,10 +59,10 @@ class Adding:
 
 
 @contextmanager
-def serving(signature: Signature = ADD, executors: int = 1, **settings: Any) -> Iterator[tuple[Calls, BatchedServable]]:
+def serving(tensors: Any = ADD, executors: int = 1, **settings: Any) -> Iterator[tuple[Calls, BatchedServable]]:
     """A model with its executors' threads."""
     settings = {"batch_size": 8, "capacity": 4, **settings}
-    servable = BatchedServable(1, SuperTensor("m", signature, **settings), [Adding() for _ in range(executors)])
+    servable = BatchedServable(1, SuperTensor("m", tensors, **settings), [Adding() for _ in range(executors)])
     with running(servable, HOST):
         yield Calls("m", 1, servable), servable
 

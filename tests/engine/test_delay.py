@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engine.support import Rig, wait_until
+from tests.engine.rig import Rig
 from tests.graphs import DOUBLE, DOUBLE_LENGTHS
-from tests.waiting import DEADLINES_S
+from tests.waiting import DEADLINES_S, wait_until
 from toutates.engine.pool import ExecutorPool
 from toutates.system.errors import TooLate
 

@@ -8,7 +8,7 @@ from queue import Empty, SimpleQueue
 
 import pytest
 
-from tests.engine.support import Clock, some_batch
+from tests.engine.parts import Clock, some_batch
 from toutates.engine.batch_queue import BatchQueue
 from toutates.engine.budget import Bounds, Budget
 from toutates.engine.dispatcher import LOOK, Dispatcher, ExecutorHandle, InlineRun

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
 
 import numpy as np
 import numpy.testing as npt
 import pytest
 
-from tests.engine.support import Rig, wait_until
+from tests.engine.rig import Rig
 from tests.graphs import DOUBLE, gather
+from tests.waiting import wait_until
 from toutates.engine.counters import BatchCounters, ExecutorCounters, VersionCounters, WorkerCounters
 from toutates.engine.result import Timing
 from toutates.system.errors import ExecutionFailed, TooLate
@@ -144,20 +144,15 @@ def test_a_batch_is_run_for_the_one_who_still_waits() -> None:
 
 
 def test_an_error_outside_onnx_runtime_is_logged_and_told_without_its_text(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     rig = Rig(DOUBLE)
-
-    def fail(*arguments: object) -> Any:
-        raise OSError("/secret/path")
-
-    monkeypatch.setattr(rig.sessions[0], "bind", fail)
     with caplog.at_level(logging.ERROR), rig.running():
-        rig.worker.add("a", rig.lane((4,)), np.ones((1, 4), np.float32))
-        rig.worker.end_round()
-        [error] = rig.worker.collect("a")
+        with rig.runs[0].raising(OSError("/secret/path")):
+            rig.worker.add("a", rig.lane((4,)), np.ones((1, 4), np.float32))
+            rig.worker.end_round()
+            [error] = rig.worker.collect("a")
         assert str(error) == "running the batch failed: OSError"
-        monkeypatch.undo()
         rig.worker.add("b", rig.lane((4,)), np.ones((1, 4), np.float32))
         rig.worker.end_round()
         npt.assert_array_equal(rig.worker.collect("b")[0], np.full((1, 4), 2))

@@ -6,7 +6,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from queue import SimpleQueue
 from typing import Any
 
@@ -15,10 +16,10 @@ import numpy.testing as npt
 import pytest
 from onnx import TensorProto, helper
 
-from tests.engine.support import Rig, wait_until
+from tests.engine.rig import Rig
 from tests.graphs import DOUBLE, DOUBLE_LENGTHS, gather, model, tensor, unary
+from tests.waiting import wait_until
 from toutates.backends.onnx.session import ModelSession
-from toutates.engine.lane import Lane, PackedLane
 from toutates.engine.result import BatchResult
 from toutates.protocol.strings import EncodedStrings
 from toutates.system.errors import ExecutionFailed, Overloaded
@@ -54,9 +55,9 @@ def assert_serves(rig: Rig, context: str = "afterwards") -> None:
 
 @pytest.mark.parametrize("quick", [False, True], ids=["in its thread", "inline"])
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("a bug"), ExecutionFailed("a reason")], ids=type)
-@pytest.mark.parametrize("where", ["lane", "binding", "on_batch", "is_wanted", "note_run"])
+@pytest.mark.parametrize("where", ["run", "on_batch", "is_wanted"])
 def test_whatever_raises_with_a_batch_its_callers_are_told_and_nothing_is_lost(
-    monkeypatch: pytest.MonkeyPatch, quick: bool, error: Exception, where: str
+    quick: bool, error: Exception, where: str
 ) -> None:
     rig = Rig(DOUBLE, workers=2, quick_ns=ALWAYS if quick else 0)
     with rig.running():
@@ -64,15 +65,9 @@ def test_whatever_raises_with_a_batch_its_callers_are_told_and_nothing_is_lost(
         if quick:
             rig.lane((4,)).note_run(2, 1_000)
             rig.lane((4,)).note_run(1, 1_000)
-        with monkeypatch.context() as patch:
-            if where == "lane":
-                patch.setattr(ModelSession, "run", raising(error))
-            elif where == "binding":
-                patch.setattr(rig.sessions[0], "bind", raising(error))
-            elif where == "note_run":
-                patch.setattr(Lane, "note_run", raising(error))
-            else:
-                patch.setitem(rig.faults, where, error)
+        with rig.runs[0].raising(error) if where == "run" else nullcontext():
+            if where != "run":
+                rig.faults[where] = error
             for worker in rig.workers:
                 worker.add("a", rig.lane((4,)), rows(1))
                 worker.add("b", rig.lane((4,)), rows(1))
@@ -81,6 +76,7 @@ def test_whatever_raises_with_a_batch_its_callers_are_told_and_nothing_is_lost(
             for worker in rig.workers:
                 for answer in worker.collect("a", "b"):
                     assert isinstance(answer, ExecutionFailed)
+        rig.faults.clear()
         assert_serves(rig)
         assert rig.supertensor.occupancy().spare_bytes > 0
     for thread in rig.threads:
@@ -91,12 +87,11 @@ def test_errors_that_come_with_every_batch_are_logged_once_in_a_while(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig = Rig(DOUBLE)
-    monkeypatch.setattr(rig.sessions[0], "bind", raising(OSError("a disk")))
 
     def count_logged() -> int:
         return caplog.text.count("running a batch of model 'm' failed outside ONNX Runtime")
 
-    with caplog.at_level(logging.ERROR), rig.running():
+    with caplog.at_level(logging.ERROR), rig.running(), rig.runs[0].raising(OSError("a disk")):
         for at in range(20):
             rig.worker.add(at, rig.lane((4,)), rows(1))
             rig.worker.end_round()
@@ -139,6 +134,29 @@ def test_a_run_out_of_memory_fails_those_who_ask_for_it_alone() -> None:
 # --- what a model returns
 
 
+class Odd(ModelSession):
+    """A session whose model may return anything.
+
+    Attributes:
+        returned: in place of its output; None for that.
+    """
+
+    returned: Any = None
+
+    def run_bound_dynamic(self, binding: Any) -> list[Any]:
+        return super().run_bound_dynamic(binding) if self.returned is None else [self.returned]
+
+
+@contextmanager
+def returning(rig: Rig, returned: Any) -> Iterator[None]:
+    """Have the model return something for the length of a block."""
+    [session] = rig.sessions
+    assert isinstance(session, Odd)
+    session.returned = returned
+    yield
+    session.returned = None
+
+
 @pytest.mark.parametrize("width", [4, "width"], ids=["known outputs", "dynamic outputs"])
 def test_numbers_that_are_none_are_passed_on(width: int | str) -> None:
     rig = Rig(unary("Sqrt", ["n", width]))
@@ -157,13 +175,10 @@ def test_numbers_that_are_none_are_passed_on(width: int | str) -> None:
         (np.zeros((3, 4), np.float64), "FP64 [3, 4], expected FP32 [2, -1] for a batch of 2 rows"),
     ],
 )
-def test_what_the_model_did_not_promise_is_named_and_nobodys_answer(
-    monkeypatch: pytest.MonkeyPatch, returned: Any, text: str
-) -> None:
-    rig = Rig(DOUBLE_LENGTHS)
+def test_what_the_model_did_not_promise_is_named_and_nobodys_answer(returned: Any, text: str) -> None:
+    rig = Rig(DOUBLE_LENGTHS, make_session=Odd)
     with rig.running():
-        with monkeypatch.context() as patch:
-            patch.setattr(rig.sessions[0], "run_bound_dynamic", lambda binding: [returned])
+        with returning(rig, returned):
             rig.worker.add("a", rig.lane((4,)), rows(2))
             rig.worker.end_round()
             [error] = rig.worker.collect("a")
@@ -174,12 +189,11 @@ def test_what_the_model_did_not_promise_is_named_and_nobodys_answer(
 
 @pytest.mark.parametrize("shape", [(3, 4), (1, 4), (0, 4), ()])
 def test_another_number_of_rows_is_all_of_one_request_and_parts_several(
-    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], caplog: pytest.LogCaptureFixture
+    shape: tuple[int, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
-    rig = Rig(DOUBLE_LENGTHS)
+    rig = Rig(DOUBLE_LENGTHS, make_session=Odd)
     with rig.running():
-        with monkeypatch.context() as patch:
-            patch.setattr(rig.sessions[0], "run_bound_dynamic", lambda binding: [np.ones(shape, np.float32)])
+        with returning(rig, np.ones(shape, np.float32)):
             rig.worker.add("a", rig.lane((4,)), rows(2))
             rig.worker.end_round()
             npt.assert_array_equal(rig.worker.collect("a")[0], np.ones(shape))
@@ -279,7 +293,7 @@ def test_a_split_request_whose_copy_fails_is_answered_with_nobodys_rows(quick: b
         for size in (1, 2):
             lane.note_run(size, 1_000)
         assert_serves(rig)
-        submitter = rig.worker.submitter
+        submitter = rig.worker.port
         with pytest.raises(ValueError, match="memoryview assignment"):  # the buffer ends within the second batch
             submitter.add_packed(submitter.writer(lane), 5, "split", bytes(3 * 16), [0, 5 * 16])
         rig.worker.end_round()
@@ -294,7 +308,7 @@ def test_an_array_that_cannot_be_kept_is_answered_with_nobodys_rows() -> None:
     with rig.running():
         rig.worker.add("before", lane, np.array([[b"x"]], object))
         with pytest.raises(TypeError):
-            rig.worker.submitter.add_gathered(lane, 3, "broken", [None])  # type: ignore[list-item]
+            rig.worker.port.add_gathered(lane, 3, "broken", [None])
         rig.worker.end_round()
         assert rig.worker.collect("before")[0].tolist() == [[b"x"]]
         wait_until(lambda: rig.supertensor.occupancy().in_flight == 0)
@@ -302,15 +316,21 @@ def test_an_array_that_cannot_be_kept_is_answered_with_nobodys_rows() -> None:
         assert rig.worker.results.empty()
 
 
-def test_a_batch_for_which_there_is_no_memory_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig(DOUBLE)
+def test_a_batch_for_which_there_is_no_memory_is_turned_away() -> None:
+    has_memory = False
+
+    def allocate(shape: tuple[int, ...], dtype: Any) -> Any:
+        if not has_memory:
+            raise MemoryError
+        return np.empty(shape, dtype)
+
+    rig = Rig(DOUBLE, allocate=allocate)
     with rig.running():
-        with monkeypatch.context() as patch:
-            patch.setattr(PackedLane, "new_batch", raising(MemoryError()))
-            with pytest.raises(Overloaded, match=r"model 'm': no memory for one more batch of 8 rows, which takes 256"):
-                rig.worker.add("a", rig.lane((4,)), rows(1))
-            with pytest.raises(Overloaded):
-                rig.worker.add("split", rig.lane((4,)), rows(20))
+        with pytest.raises(Overloaded, match=r"model 'm': no memory for one more batch of 8 rows, which takes 256"):
+            rig.worker.add("a", rig.lane((4,)), rows(1))
+        with pytest.raises(Overloaded):
+            rig.worker.add("split", rig.lane((4,)), rows(20))
+        has_memory = True
         assert rig.supertensor.occupancy().in_flight == 0
         assert_serves(rig)
 
@@ -322,7 +342,7 @@ class Ended(BaseException):
     """No Exception."""
 
 
-def test_what_is_no_exception_ends_the_thread_when_its_callers_have_been_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_exception_ends_the_thread_when_its_callers_have_been_told() -> None:
     rig = Rig(DOUBLE, capacity=2)
     deaths: list[BaseException] = []
     [executor] = rig.executors
@@ -336,8 +356,7 @@ def test_what_is_no_exception_ends_the_thread_when_its_callers_have_been_told(mo
     rig.threads = [threading.Thread(target=run)]
     rig.worker.add("a", rig.lane((4,)), rows(1))
     rig.worker.end_round()
-    with monkeypatch.context() as patch:
-        patch.setattr(ModelSession, "run", raising(Ended()))
+    with rig.runs[0].raising(Ended()):
         rig.start()
         [error] = rig.worker.collect("a")
         assert str(error) == "running the batch failed: Ended"
@@ -354,15 +373,12 @@ def test_what_is_no_exception_ends_the_thread_when_its_callers_have_been_told(mo
         assert_serves(rig)
 
 
-def test_what_is_no_exception_does_not_end_the_thread_that_runs_inline(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_no_exception_does_not_end_the_thread_that_runs_inline() -> None:
     rig = Rig(DOUBLE, quick_ns=ALWAYS)
     with rig.running():
         rig.wait_idle()
         rig.lane((4,)).note_run(1, 1_000)
-        with monkeypatch.context() as patch:
-            patch.setattr(ModelSession, "run", raising(Ended()))
+        with rig.runs[0].raising(Ended()):
             rig.worker.add("a", rig.lane((4,)), rows(1))
             rig.worker.end_round()
             assert not rig.worker.results.empty()

@@ -10,7 +10,7 @@ import numpy.testing as npt
 import pytest
 from onnx import TensorProto, helper
 
-from tests.engine.support import Rig
+from tests.engine.rig import Rig
 from tests.graphs import gather, model, tensor, unary
 from toutates.engine.lane import GatheredLane, PackedLane
 from toutates.protocol.strings import MANY_ELEMENTS

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from tests.engine.support import Rig
+from tests.engine.rig import Rig
 from tests.graphs import DOUBLE_LENGTHS
 from toutates.engine import lane_table as lane_table_module
 

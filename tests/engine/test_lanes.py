@@ -9,7 +9,7 @@ import numpy.testing as npt
 import pytest
 from onnx import TensorProto, helper
 
-from tests.engine.support import Rig
+from tests.engine.rig import Rig
 from tests.graphs import DOUBLE, DOUBLE_LENGTHS, double, model, tensor, unary
 from toutates.backends.onnx import session as session_module
 from toutates.engine import lane as lane_module

@@ -12,8 +12,10 @@ import numpy.testing as npt
 import pytest
 from onnx import TensorProto, helper
 
-from tests.engine.support import Rig, inline_time, wait_until
+from tests.engine.rig import Rig
+from tests.engine.workers import inline_time
 from tests.graphs import DOUBLE_LENGTHS, double, model, tensor
+from tests.waiting import wait_until
 from toutates.engine import executor, lane_table, long_copies
 from toutates.engine.lane import LEAST_LENT_BYTES, Batch
 from toutates.engine.long_copies import STEP_BYTES
@@ -53,17 +55,17 @@ class Running:
         self.rig = rig
         #: of each run: whether the rows were lent, and the batch
         self.runs: list[tuple[bool, Batch]] = []
-        run = rig.sessions[0].run
+        [runs] = self.rig.runs
 
         def noted(batch: Batch, first: int, rows: int) -> Any:
             self.runs.append((bool(batch.lent_at), batch))
-            return run(batch, first, rows)
+            return runs.backend.run(batch, first, rows)
 
-        rig.sessions[0].run = noted  # type: ignore[method-assign]
+        runs.instead = noted
 
     def add(self, context: Any, buffer: Any, start: int = ALIGNMENT, *, length: int = LENGTH, worker: int = 0) -> None:
         """Add a request of one row."""
-        submitter = self.rig.workers[worker].submitter
+        submitter = self.rig.workers[worker].port
         writer = submitter.writer(self.rig.packed((length,)))
         submitter.add_packed(writer, 1, context, buffer, (start, start + 4 * length))
 
@@ -154,7 +156,7 @@ def test_a_request_of_more_rows_than_a_batch_takes_is_copied() -> None:
     message: Any = Message.of(rows.reshape(-1))
     with running.rig.running():
         running.rig.wait_idle()
-        submitter = running.rig.worker.submitter
+        submitter = running.rig.worker.port
         writer = submitter.writer(running.rig.packed((LENGTH,)))
         submitter.add_packed(writer, 8, "a", message, (ALIGNMENT, ALIGNMENT + rows.nbytes))
         npt.assert_array_equal(running.answer("a"), 2 * rows)
@@ -174,7 +176,7 @@ def test_rows_of_several_inputs_are_copied() -> None:
     ends = [ALIGNMENT, ALIGNMENT + ROW.nbytes, ALIGNMENT + ROW.nbytes, ALIGNMENT + 2 * ROW.nbytes]
     with rig.running():
         rig.wait_idle()
-        rig.worker.submitter.add_packed(rig.worker.submitter.writer(lane), 1, "a", message, ends)
+        rig.worker.port.add_packed(rig.worker.port.writer(lane), 1, "a", message, ends)
         npt.assert_array_equal(running.answer("a")[0], 2 * ROW + 1)
     assert running.lent == [False]
 
@@ -274,11 +276,11 @@ def test_once_no_run_takes_long_any_more_they_are_measured_by_the_clock_again(mo
 def test_a_row_joins_the_batch_that_others_share(running: Running) -> None:
     rig = running.rig
     lane = rig.packed((LENGTH,))
-    rig.worker.submitter._reserve_parts(lane, 1)  # what a worker does whose round is not over
+    rig.worker.port._reserve_parts(lane, 1)  # what a worker does whose round is not over
     running.add("b", Message.of(), worker=1)
     assert not running.runs
     rig.worker.end_round()
-    rig.worker.submitter.commit()
+    rig.worker.port.commit()
     npt.assert_array_equal(running.answer("b", worker=1)[0], 2 * ROW)
     assert running.lent == [False]
 
@@ -348,7 +350,7 @@ def test_a_run_that_fails_fails_its_request_and_frees_the_memory() -> None:
             message: Any = Message.of(np.full_like(indices, number))
             lane = rig.packed((len(indices),))
             spans = (ALIGNMENT, ALIGNMENT + indices.nbytes)
-            rig.worker.submitter.add_packed(rig.worker.submitter.writer(lane), 1, number, message, spans)
+            rig.worker.port.add_packed(rig.worker.port.writer(lane), 1, number, message, spans)
             outcome = running.answer(number)
             if number == 7:
                 assert isinstance(outcome, ExecutionFailed)

@@ -9,9 +9,11 @@ from typing import Any, Final
 import pytest
 from onnx import TensorProto, helper
 
-from tests.engine.support import PATIENCE_S, Rig, inline_time, wait_until
+from tests.engine.rig import Rig
 from tests.engine.test_lent_rows import ALWAYS, Message
+from tests.engine.workers import inline_time
 from tests.graphs import model, tensor, unary
+from tests.waiting import PATIENCE_S, wait_until
 from toutates.engine.lane import LEAST_LENT_BYTES, Batch, GatheredLane
 from toutates.engine.long_copies import STEP_BYTES
 from toutates.engine.submitter import StringPort
@@ -57,18 +59,18 @@ class Running:
         self.runs: list[tuple[bool, Batch]] = []
         if is_quick:
             self.rig.lane(shape).note_run(1, 1_000)
-        run = self.rig.sessions[0].run
+        [runs] = self.rig.runs
 
         def noted(batch: Batch, first: int, rows: int) -> Any:
             self.runs.append((bool(batch.lent_at), batch))
-            return run(batch, first, rows)
+            return runs.backend.run(batch, first, rows)
 
-        self.rig.sessions[0].run = noted  # type: ignore[method-assign]
+        runs.instead = noted
 
     def add(self, context: Any, buffer: Any, end: int, *, worker: int = 0, rows: int = 1) -> None:
         """Add a request, as a service does it."""
         lane = self.rig.lane(self.shape)
-        port = StringPort(self.rig.workers[worker].submitter)
+        port = StringPort(self.rig.workers[worker].port)
         way: Any = port.way(lane.row_shapes)
         assert way is lane
         port.add_packed(lane, rows, context, buffer, (START, end))

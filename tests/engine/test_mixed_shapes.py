@@ -9,8 +9,10 @@ import numpy.testing as npt
 import pytest
 from onnx import TensorProto
 
-from tests.engine.support import Rig, received, wait_until
+from tests.engine.rig import Rig
+from tests.engine.workers import received
 from tests.graphs import DOUBLE_LENGTHS, unary
+from tests.waiting import wait_until
 from toutates.system.errors import InvalidRequest, Overloaded
 
 ALWAYS = 2**62
@@ -305,7 +307,7 @@ def test_ever_new_shapes_hold_no_more_memory_than_is_allowed(quick_ns: int) -> N
 
 def test_arrays_that_are_kept_are_counted_until_they_have_run() -> None:
     rig = Rig(unary("Identity", ["n", "m"], TensorProto.STRING), batch_size=4, capacity=4, capacity_bytes=10_000)
-    lane, submitter = rig.lane((2,)), rig.worker.submitter
+    lane, submitter = rig.lane((2,)), rig.worker.port
 
     def submit(context: str, count: int, held_bytes: int) -> None:
         submitter.add_gathered(lane, count, context, [received(np.full((count, 2), b"x", object))], held_bytes)

@@ -11,13 +11,15 @@ import numpy.testing as npt
 import pytest
 from onnx import TensorProto, helper
 
-from tests.engine.support import Rig, wait_until
+from tests.engine.rig import Rig
 from tests.graphs import TEXTS, model, tensor
+from tests.waiting import wait_until
 from toutates.engine.drain import UNKNOWN_S
 from toutates.engine.lane_table import MAX_LANES
 from toutates.engine.lengths import Buckets
 from toutates.engine.padded.padding import PaddedInput, Padding
 from toutates.engine.result import Outputs
+from toutates.models.config.padding import with_made_mask
 from toutates.system.errors import ExecutionFailed, InvalidRequest, ModelNotReady, Overloaded, QueueFull, RequestError
 
 INT64 = TensorProto.INT64
@@ -26,11 +28,26 @@ IDS, MASK = 0, 1
 PADDED = {IDS: PaddedInput(0, 7), MASK: PaddedInput(0)}
 
 
+class PaddedRig(Rig):
+    """A rig whose rows are padded.
+
+    Args:
+        padding: how. Requests may leave out the mask.
+    """
+
+    def __init__(self, content: bytes, padding: Padding, **rest: Any) -> None:
+        self.padding = padding
+        super().__init__(content, padding=padding, **rest)
+
+    def served(self, signature: Any) -> Any:
+        return with_made_mask(signature, self.padding)
+
+
 def texts(
     *, batch_size: int = 8, capacity: int = 4, buckets: tuple[int, ...] = (), most: int = 4_096, **rest: Any
 ) -> Rig:
     padding = Padding(PADDED, MASK, {0: 0}, Buckets(buckets), most)
-    return Rig(TEXTS, batch_size=batch_size, capacity=capacity, padding=padding, **rest)
+    return PaddedRig(TEXTS, padding, batch_size=batch_size, capacity=capacity, **rest)
 
 
 def ids(*lengths: int, first: int = 1) -> Any:
@@ -52,7 +69,7 @@ def held(rig: Rig) -> None:
     """Have the only executor stop before a run."""
     rig.wait_idle()
     rig.gate.clear()
-    rig.worker.add_padded("held", ids(50))
+    rig.worker.add_shaped("held", ids(50))
     rig.worker.end_round()
     wait_until(lambda: rig.supertensor.occupancy().running == 1)
 
@@ -63,7 +80,7 @@ def test_requests_of_different_length_share_a_batch_and_get_their_own_rows() -> 
         held(rig)
         given = {length: ids(length, first=length) for length in (9, 10, 10 + 1, 12)}
         for length, rows in given.items():
-            rig.worker.add_padded(length, rows)
+            rig.worker.add_shaped(length, rows)
         rig.worker.end_round()
         rig.gate.set()
         rig.worker.collect("held", *given)
@@ -78,7 +95,7 @@ def test_the_mask_of_a_request_is_padded_with_zeros() -> None:
     rig = texts()
     with rig.running():
         mask = np.array([[1, 0, 1, 0, 0, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1, 1, 1, 0]], np.int64)
-        rig.worker.add_padded("masked", ids(9, 9), mask)
+        rig.worker.add_shaped("masked", ids(9, 9), mask)
         rig.worker.end_round()
         rig.worker.collect("masked")
         npt.assert_array_equal(rig.worker.answers["masked"][0], ids(9, 9) * 10 * mask)
@@ -89,7 +106,7 @@ def test_a_request_of_many_rows_is_split_and_joined() -> None:
     rig = texts(most=64)
     with rig.running():
         given = ids(*[10] * 17)
-        rig.worker.add_padded("many", given)
+        rig.worker.add_shaped("many", given)
         rig.worker.end_round()
         rig.worker.collect("many")
         check(rig.worker.answers["many"], given)
@@ -103,8 +120,8 @@ def test_a_request_that_fails_does_not_fail_its_batch() -> None:
         held(rig)
         good = {length: ids(length) for length in (20, 18)}
         for length, rows in good.items():
-            rig.worker.add_padded(length, rows)
-        rig.worker.add_padded("bad", np.full((1, 19), 1_000, np.int64))
+            rig.worker.add_shaped(length, rows)
+        rig.worker.add_shaped("bad", np.full((1, 19), 1_000, np.int64))
         rig.worker.end_round()
         rig.gate.set()
         rig.worker.collect("held", "bad", *good)
@@ -122,7 +139,7 @@ def test_any_lengths_at_any_time_get_their_own_answers() -> None:
     def work(own: int) -> None:
         worker = rig.workers[own]
         for number in range(own, 300, 2):
-            worker.add_padded(number, given[number])
+            worker.add_shaped(number, given[number])
             if rng.random() < 0.2:
                 worker.end_round()
         worker.end_round()
@@ -148,7 +165,7 @@ def test_a_quick_batch_runs_in_the_workers_thread() -> None:
     with rig.running():
         for at in range(3):
             rig.wait_idle()
-            rig.worker.add_padded(at, ids(30))
+            rig.worker.add_shaped(at, ids(30))
             rig.worker.end_round()
             rig.worker.collect(at)
         assert rig.ran_in[-1] is threading.current_thread()
@@ -159,7 +176,7 @@ def test_as_many_rows_as_run_together_do_not_wait_for_the_rounds_end() -> None:
     rig = texts(batch_size=4)
     with rig.running():
         for at in range(4):
-            rig.worker.add_padded(at, ids(5))
+            rig.worker.add_shaped(at, ids(5))
         rig.worker.collect(*range(4))
         assert [rows for rows, _ in rig.batches] == [4]
 
@@ -169,7 +186,7 @@ def test_rows_wait_for_company_where_the_model_asks_for_it() -> None:
     with rig.running():
         for at in range(3):
             assert not rig.batches
-            rig.worker.add_padded(at, ids(10 + at))
+            rig.worker.add_shaped(at, ids(10 + at))
             rig.worker.end_round()
         rig.worker.collect(*range(3))
         assert rig.batches == [(3, 3)]
@@ -178,12 +195,12 @@ def test_rows_wait_for_company_where_the_model_asks_for_it() -> None:
 def test_what_waits_when_the_version_closes_is_answered() -> None:
     rig = texts(delay_ns=2**60, enough_rows=100)
     with rig.running():
-        rig.worker.add_padded("last", ids(10))
+        rig.worker.add_shaped("last", ids(10))
         rig.worker.end_round()
         rig.supertensor.close()
         rig.worker.collect("last")
         with pytest.raises(ModelNotReady):
-            rig.worker.add_padded("late", ids(10))
+            rig.worker.add_shaped("late", ids(10))
 
 
 # --- bounds ----------------------------------------------------------------------------------------------------------
@@ -192,14 +209,14 @@ def test_what_waits_when_the_version_closes_is_answered() -> None:
 def test_more_rows_than_may_be_under_way_are_refused() -> None:
     rig = texts(batch_size=2, capacity=2)
     with rig.running():
-        rig.worker.add_padded("before", ids(5))
+        rig.worker.add_shaped("before", ids(5))
         rig.worker.end_round()
         rig.worker.collect("before")
         held(rig)
         for at in range(3):
-            rig.worker.add_padded(at, ids(5))
+            rig.worker.add_shaped(at, ids(5))
         with pytest.raises(Overloaded, match="has 4 of at most 4 rows") as refused:
-            rig.worker.add_padded("late", ids(5))
+            rig.worker.add_shaped("late", ids(5))
         assert refused.value.retry_after_s not in (None, UNKNOWN_S), "by what the run before has taken"
         rig.worker.end_round()
         rig.gate.set()
@@ -211,11 +228,11 @@ def test_more_bytes_than_may_be_under_way_are_refused() -> None:
     rig = texts(capacity_bytes=4_000)
     with rig.running():
         with pytest.raises(InvalidRequest, match="all batches of model 'm' may take 4000"):
-            rig.worker.add_padded("large", ids(*[90] * 4))
+            rig.worker.add_shaped("large", ids(*[90] * 4))
         held(rig)
-        rig.worker.add_padded("fits", ids(90))
+        rig.worker.add_shaped("fits", ids(90))
         with pytest.raises(Overloaded, match="bytes waiting or running"):
-            rig.worker.add_padded("late", ids(90, 90))
+            rig.worker.add_shaped("late", ids(90, 90))
         rig.worker.end_round()
         rig.gate.set()
         rig.worker.collect("held", "fits")
@@ -227,8 +244,8 @@ def test_rows_that_are_kept_while_their_parts_run_are_within_the_bound() -> None
     rig.supertensor.keeps_split = True
     with rig.running():
         with pytest.raises(InvalidRequest, match="needs 4416 bytes"):
-            rig.worker.add_padded("large", ids(90, 90))
-        rig.worker.add_padded("fits", ids(40, 40, 40, 40))
+            rig.worker.add_shaped("large", ids(90, 90))
+        rig.worker.add_shaped("fits", ids(40, 40, 40, 40))
         rig.worker.end_round()
         rig.worker.collect("fits")
         rig.assert_empty()
@@ -239,9 +256,9 @@ def test_requests_that_wait_are_bounded() -> None:
     with rig.running():
         held(rig)
         for at in range(2):
-            rig.worker.add_padded(at, ids(5 + at))
+            rig.worker.add_shaped(at, ids(5 + at))
         with pytest.raises(QueueFull, match="2 requests wait"):
-            rig.worker.add_padded("late", ids(5))
+            rig.worker.add_shaped("late", ids(5))
         rig.worker.end_round()
         assert rig.supertensor.occupancy().waiting == 2
         rig.gate.set()
@@ -261,7 +278,7 @@ def test_requests_that_wait_are_bounded() -> None:
 def test_rows_that_cannot_be_padded_are_refused(given: list[Any], text: str) -> None:
     rig = texts(buckets=(4, 8))
     with pytest.raises(InvalidRequest, match=text):
-        rig.worker.add_padded("bad", *given)
+        rig.worker.add_shaped("bad", *given)
     rig.assert_empty()
 
 
@@ -269,7 +286,7 @@ def test_lengths_leave_nothing_behind() -> None:
     rig = texts(capacity=64)
     with rig.running():
         for length in range(1, 400):
-            rig.worker.add_padded(length, ids(length))
+            rig.worker.add_shaped(length, ids(length))
             rig.worker.end_round()
         rig.worker.collect(*range(1, 400))
         buckets = len(Buckets().up_to(512))
@@ -290,9 +307,9 @@ def test_an_output_without_the_length_of_its_rows_is_an_error() -> None:
         two=np.array([2], np.int64),
         one=np.array([1], np.int64),
     )
-    rig = Rig(halves, padding=Padding({0: PaddedInput(0)}, None, {0: 0}))
+    rig = PaddedRig(halves, Padding({0: PaddedInput(0)}, None, {0: 0}))
     with rig.running():
-        rig.worker.add_padded("odd", ids(9))
+        rig.worker.add_shaped("odd", ids(9))
         rig.worker.end_round()
         rig.worker.collect("odd")
         assert str(rig.worker.errors["odd"]) == (
@@ -308,12 +325,12 @@ def test_large_outputs_are_cut_back_in_arrays() -> None:
         [tensor("y", ["n", 3, "length"])],
         two=np.array(2, np.float32),
     )
-    rig = Rig(wide, padding=Padding({0: PaddedInput(1, 0.5)}, None, {0: 1}, most_elements=2**20))
+    rig = PaddedRig(wide, Padding({0: PaddedInput(1, 0.5)}, None, {0: 1}, most_elements=2**20))
     with rig.running():
         held_rows = np.ones((1, 3, 4), np.float32)
         rig.wait_idle()
         rig.gate.clear()
-        rig.worker.add_padded("held", held_rows)
+        rig.worker.add_shaped("held", held_rows)
         rig.worker.end_round()
         wait_until(lambda: rig.supertensor.occupancy().running == 1)
         given = {
@@ -321,7 +338,7 @@ def test_large_outputs_are_cut_back_in_arrays() -> None:
             for length in (9_000, 9_001)
         }
         for length, rows in given.items():
-            rig.worker.add_padded(length, rows)
+            rig.worker.add_shaped(length, rows)
         rig.worker.end_round()
         rig.gate.set()
         rig.worker.collect("held", *given)
@@ -335,4 +352,4 @@ def test_what_is_raised_is_an_error_of_the_request() -> None:
     rig = texts()
     rig.supertensor.close()
     with pytest.raises(RequestError):
-        rig.worker.add_padded("late", ids(3))
+        rig.worker.add_shaped("late", ids(3))

@@ -9,23 +9,18 @@ from weakref import WeakMethod
 import numpy as np
 import pytest
 
+from tests.signatures import signature, spec
 from toutates.engine.poisoned import forgetting, watching
 from toutates.engine.result import BatchResult, Outputs, Timing
 from toutates.engine.sequences.tensors import RowStates
 from toutates.engine.servable import Consumer
 from toutates.engine.supertensor import SuperTensor
-from toutates.protocol.datatypes import BY_NAME
-from toutates.protocol.signature import Signature, TensorSpec
 from toutates.protocol.strings import EncodedStrings
 from toutates.system.errors import ExecutionFailed
 from toutates.system.poison import VARIABLE, Poison
 
 POISON = Poison(bytes(range(0x90, 0xA0)))
-SIGNATURE = Signature(
-    (TensorSpec("x", BY_NAME["FP32"], (4,)),),
-    (TensorSpec("y", BY_NAME["FP32"], (4,)), TensorSpec("text", BY_NAME["BYTES"], (1,))),
-    batched=True,
-)
+SIGNATURE = signature([spec("x", "FP32", [4])], [spec("y", "FP32", [4]), spec("text", "BYTES", [1])])
 TIMING = Timing(0, 0, 0, 0)
 
 

@@ -8,8 +8,9 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from tests.engine.support import Rig, wait_until
+from tests.engine.rig import Rig
 from tests.graphs import DOUBLE, DOUBLE_LENGTHS
+from tests.waiting import wait_until
 from toutates.system.errors import Overloaded, QueueFull
 
 ALWAYS = 2**62

@@ -12,15 +12,16 @@ import numpy.testing as npt
 import pytest
 from onnx import TensorProto, helper
 
-from tests.engine.support import Rig, wait_until
+from tests.engine.rig import Rig
 from tests.graphs import SEGMENTS, model, tensor
+from tests.signatures import spec
+from tests.waiting import wait_until
+from toutates.engine.ragged.backend import RaggedBackend
 from toutates.engine.ragged.ragged import BatchInput, BatchInputKind, Ragged
 from toutates.engine.ragged.waiting import RowsInOrder
 from toutates.engine.result import Outputs
 from toutates.models.config.ragged import MadeInput, RaggedSettings, ScatteredOutput
 from toutates.models.config.settings import ModelSettings
-from toutates.protocol.datatypes import BY_NAME
-from toutates.protocol.signature import TensorSpec
 from toutates.system.errors import ExecutionFailed, InvalidRequest, Overloaded, QueueFull
 
 INT32, INT64 = TensorProto.INT32, TensorProto.INT64
@@ -31,12 +32,31 @@ SETTINGS = RaggedSettings(
     MappingProxyType({"scaled": ScatteredOutput("values", (-1, -1))}),
 )
 VALUES = 0
-OFFSETS = BatchInput(TensorSpec("offsets", BY_NAME["INT32"], ()), "offsets", VALUES)
+OFFSETS = BatchInput(spec("offsets", "INT32"), "offsets", VALUES)
+
+
+class RaggedRig(Rig):
+    """A rig whose backends join rows.
+
+    Args:
+        ragged: how.
+        settings: the same, as config.yaml has it.
+    """
+
+    def __init__(self, content: bytes, ragged: Ragged, settings: RaggedSettings, **rest: Any) -> None:
+        self.ragged = ragged
+        super().__init__(content, settings=ModelSettings(ragged=settings), padding=ragged, **rest)
+
+    def run_signature(self) -> Any:
+        return self.ragged.run_signature(self.signature)
+
+    def backend(self, session: Any) -> Any:
+        return RaggedBackend(session, self.ragged, self.signature, "m")
 
 
 def segments(*, most: int = 1_000, **rest: Any) -> Rig:
     ragged = Ragged(frozenset({VALUES}), (OFFSETS,), {1: VALUES}, most)
-    return Rig(SEGMENTS, settings=ModelSettings(ragged=SETTINGS), padding=ragged, **rest)
+    return RaggedRig(SEGMENTS, ragged, SETTINGS, **rest)
 
 
 def row(length: int, first: int = 1) -> Any:
@@ -44,7 +64,7 @@ def row(length: int, first: int = 1) -> Any:
 
 
 def add(rig: Rig, name: Any, values: Any, worker: int = 0) -> None:
-    rig.workers[worker].add_padded(name, values, np.array([[3 + values.size]]))
+    rig.workers[worker].add_shaped(name, values, np.array([[3 + values.size]]))
 
 
 def check(outputs: Any, values: Any) -> None:
@@ -78,9 +98,9 @@ def held(rig: Rig) -> None:
 )
 @pytest.mark.parametrize("datatype", ["INT32", "INT64", "FP32"])
 def test_two_rows_of_one_request_and_one_of_another(kind: BatchInputKind, expected: Any, datatype: str) -> None:
-    made = BatchInput(TensorSpec("made", BY_NAME[datatype], ()), kind, 0).of([2, 1], [(3, 1), (2, 2)])
+    made = BatchInput(spec("made", datatype), kind, 0).of([2, 1], [(3, 1), (2, 2)])
     npt.assert_array_equal(made, expected)
-    assert made.dtype == BY_NAME[datatype].numpy
+    assert made.dtype == {"INT32": np.int32, "INT64": np.int64, "FP32": np.float32}[datatype]
 
 
 def test_the_first_that_wait_run_together_as_long_as_they_fit() -> None:
@@ -228,9 +248,9 @@ PICTURE_SETTINGS = RaggedSettings(
 
 
 def pictures(**rest: Any) -> Rig:
-    shapes = BatchInput(TensorSpec("shapes", BY_NAME["INT32"], (2,)), "shapes", 0)
+    shapes = BatchInput(spec("shapes", "INT32", (2,)), "shapes", 0)
     ragged = Ragged(frozenset({0}), (shapes,), {1: 0}, 2**22)
-    return Rig(PICTURES, settings=ModelSettings(ragged=PICTURE_SETTINGS), padding=ragged, **rest)
+    return RaggedRig(PICTURES, ragged, PICTURE_SETTINGS, **rest)
 
 
 def test_requests_of_several_rows_of_two_dimensions() -> None:
@@ -242,11 +262,11 @@ def test_requests_of_several_rows_of_two_dimensions() -> None:
     with rig.running():
         rig.wait_idle()
         rig.gate.clear()
-        rig.worker.add_padded("held", np.ones((1, 1, 1), np.float32))
+        rig.worker.add_shaped("held", np.ones((1, 1, 1), np.float32))
         rig.worker.end_round()
         wait_until(lambda: rig.supertensor.occupancy().running == 1)
         for shape, pixels in given.items():
-            rig.worker.add_padded(shape, pixels)
+            rig.worker.add_shaped(shape, pixels)
         rig.worker.end_round()
         rig.gate.set()
         rig.worker.collect("held", *given)
@@ -262,7 +282,7 @@ def test_requests_of_several_rows_of_two_dimensions() -> None:
 def test_a_request_is_not_split() -> None:
     rig = pictures(batch_size=2)
     with pytest.raises(InvalidRequest, match="batch-size must be <= 2 for 'm'"):
-        rig.worker.add_padded("many", np.ones((3, 1, 1), np.float32))
+        rig.worker.add_shaped("many", np.ones((3, 1, 1), np.float32))
     rig.assert_empty()
 
 
@@ -305,7 +325,7 @@ def test_what_may_be_under_way_is_bounded_in_rows_bytes_and_requests() -> None:
 
 
 def test_the_memory_of_a_longest_count_is_counted() -> None:
-    longest = BatchInput(TensorSpec("longest", BY_NAME["INT64"], ()), "longest", 0)
+    longest = BatchInput(spec("longest", "INT64"), "longest", 0)
     assert Ragged(frozenset({0}), (longest,)).made_bytes(((0, (1_000,)),)) == 8_000
 
 
@@ -332,10 +352,10 @@ def test_outputs_of_another_size_than_promised_are_errors(
             settings.made,
             {name: ScatteredOutput("pixels", (-1, -1, -1)) for name in ("area", "same")},
         )
-    shapes = BatchInput(TensorSpec("shapes", BY_NAME["INT32"], (2,)), "shapes", 0)
-    rig = Rig(PICTURES, settings=ModelSettings(ragged=settings), padding=Ragged(frozenset({0}), (shapes,), outputs))
+    shapes = BatchInput(spec("shapes", "INT32", (2,)), "shapes", 0)
+    rig = RaggedRig(PICTURES, Ragged(frozenset({0}), (shapes,), outputs), settings)
     with rig.running():
-        rig.worker.add_padded("one", np.ones((1, 2, 3), np.float32))
+        rig.worker.add_shaped("one", np.ones((1, 2, 3), np.float32))
         rig.worker.end_round()
         rig.worker.collect("one")
         assert str(rig.worker.errors["one"]) == text
@@ -348,9 +368,9 @@ def test_rows_of_one_shape_may_have_batch_inputs_too() -> None:
         [tensor("y", ["n", 3])],
     )
     settings = RaggedSettings({}, (MadeInput("count", "counts", "x", "FP32"),))
-    count = BatchInput(TensorSpec("count", BY_NAME["FP32"], ()), "counts", 0)
-    rig = Rig(graph, settings=ModelSettings(ragged=settings), padding=Ragged(frozenset(), (count,)))
+    count = BatchInput(spec("count", "FP32"), "counts", 0)
+    rig = RaggedRig(graph, Ragged(frozenset(), (count,)), settings)
     with rig.running():
-        rig.worker.add_padded("one", np.ones((1, 3), np.float32))
+        rig.worker.add_shaped("one", np.ones((1, 3), np.float32))
         rig.worker.end_round()
         assert rig.worker.collect("one")[0].tolist() == [[3, 3, 3]]

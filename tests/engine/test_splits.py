@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.e2e.dependent_models import graph, node
-from tests.engine.support import Rig, wait_until
+from tests.engine.rig import Rig
+from tests.waiting import wait_until
+from toutates.engine.deadlines.supertensor import DeadlineSuperTensor
 from toutates.engine.result import BatchResult
+from toutates.engine.supertensor import SuperTensor
 from toutates.system.errors import ExecutionFailed, InvalidRequest, Overloaded
 
 ROWS, BYTES = 10, 80
@@ -45,9 +49,10 @@ def results_of(rig: Rig, count: int) -> list[BatchResult]:
 
 
 @pytest.mark.parametrize("executors", [1, 3])
-@pytest.mark.parametrize("target_ns", [0, 60 * 10**9])
-def test_parts_are_told_together_and_a_run_with_other_rows_in_their_place(executors: int, target_ns: int) -> None:
-    rig = rig_of(executors=executors, target_ns=target_ns)
+@pytest.mark.parametrize("has_target", [False, True])
+def test_parts_are_told_together_and_a_run_with_other_rows_in_their_place(executors: int, has_target: bool) -> None:
+    make = partial(DeadlineSuperTensor, target_ns=60 * 10**9, executors=executors)
+    rig = rig_of(executors=executors, make=make if has_target else SuperTensor)
     lane = rig.lane((2,))
     rig.worker.add("whole", lane, rows_of())
     rig.worker.end_round()
@@ -112,20 +117,20 @@ def test_what_would_be_kept_is_within_the_bound() -> None:
         rig.assert_empty()
 
 
-def test_others_hear_before_a_request_is_run_whole_and_it_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = rig_of()
+def test_others_hear_before_a_request_is_run_whole_and_it_fails_alone() -> None:
+    heard: list[int] = []
+
+    def allocate(shape: tuple[int, ...], dtype: Any) -> Any:
+        if shape[0] > 8:  # all rows of one that was divided
+            heard.append(rig.worker.results.qsize())
+            raise MemoryError
+        return np.empty(shape, dtype)
+
+    rig = rig_of(allocate=allocate)
     lane = rig.lane((2,))
     rig.worker.add("other", lane, rows_of(5))
     rig.worker.add("beside", lane, rows_of()[:1])
     rig.worker.end_round()
-
-    heard: list[int] = []
-
-    def none(*_: Any) -> Any:
-        heard.append(rig.worker.results.qsize())
-        raise MemoryError
-
-    monkeypatch.setattr("toutates.engine.splits.PackedLane.new_batch", none)
     with rig.running():
         wait_until(lambda: bool(heard))  # before somebody takes what is there
         found = {result.pending[0][0]: result for result in results_of(rig, 2)}

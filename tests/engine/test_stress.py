@@ -18,8 +18,10 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from tests.engine.support import PATIENCE_S, Rig, TestWorker, wait_until
+from tests.engine.rig import Rig
+from tests.engine.workers import TestWorker
 from tests.graphs import model, tensor
+from tests.waiting import PATIENCE_S, wait_until
 from toutates.system.errors import ExecutionFailed, Overloaded, TooLate
 
 REQUESTS = 1_500  # of each worker

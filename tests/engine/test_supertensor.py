@@ -8,8 +8,9 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from tests.engine.support import Rig, wait_until
+from tests.engine.rig import Rig
 from tests.graphs import DOUBLE
+from tests.waiting import wait_until
 from toutates.engine.result import BatchResult
 from toutates.engine.servable import Consumer
 from toutates.engine.submitter import Submitter
@@ -84,7 +85,7 @@ def test_a_port_that_is_made_while_another_one_has_a_batch_to_itself_adds_to_it_
         rig.wait_idle()
         lane = rig.packed((4,))
         lane.note_run(1, 1_000)  # known to be quick
-        way = rig.worker.submitter.writer(lane)
+        way = rig.worker.port.writer(lane)
         rig.worker.add("first", lane, rows(1))
         assert way.batch is not None
         second = Submitter(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.support import shown_version
+from tests.engine.shown import shown_version
 from toutates.api.grpc.inference import GrpcTransport
 from toutates.h2grpc import Limits
 from toutates.infer.observing import Observation

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from tests.engine.support import wait_until
 from tests.graphs import DOUBLE
 from tests.server import inside as inside_module
 from tests.server.inside import Inside, serve
+from tests.waiting import wait_until
 from toutates.backends.onnx.loader import OnnxKind
 from toutates.engine.batched import BatchedServable
 from toutates.engine.lane import Batch

@@ -18,9 +18,9 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import PingAckReceived
 
-from tests.engine.support import wait_until
 from tests.graphs import DOUBLE
 from tests.threads import cpus_of_threads
+from tests.waiting import wait_until
 from toutates.api.grpc.statuses import STATUSES
 from toutates.backends.onnx import loader as loader_module
 from toutates.backends.onnx.opening import load_session

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import onnxruntime
 import pytest
 
-from tests.engine.support import shown_version
+from tests.engine.shown import shown_version
 from tests.machines import LAPTOP, XEON, install
 from toutates.models.table import ModelEntry, ModelState, ModelTable, VersionEntry
 from toutates.protocol.datatypes import BY_NAME

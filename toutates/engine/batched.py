@@ -47,7 +47,8 @@ class BatchedServable:
         version: its number, for the log.
         supertensor: holds its rows. It belongs to this servable.
         backends: one per executor.
-        counters: of each executor, where the backends count as well; the rows of a pool are then theirs to pad.
+        counters: of each executor, where somebody else counts or reads there too; without them, new ones.
+        pads: whether the backends pad the rows of a batch themselves.
         pool_threads: threads that these have of their own.
         memory_kind: see ``VersionStatistics``.
         responses: of a decoupled version.
@@ -63,6 +64,7 @@ class BatchedServable:
         backends: Sequence[Backend],
         *,
         counters: Sequence[ExecutorCounters] = (),
+        pads: bool = False,
         pool_threads: int = 0,
         memory_kind: str = "CPU",
         responses: Responses | None = None,
@@ -76,7 +78,7 @@ class BatchedServable:
         self._responses = responses
         self._device = device
         executors = [
-            Executor(supertensor, backend if counters else self._wrapped(backend, own), on_batch=own.add)
+            Executor(supertensor, backend if pads else self._wrapped(backend, own), on_batch=own.add)
             for backend, own in zip(backends, self.counters.executors, strict=True)
         ]
         self._executors = [weakref.ref(executor) for executor in executors]

@@ -5,28 +5,20 @@ from __future__ import annotations
 import queue
 import random
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import numpy.testing as npt
 import pytest
-from google.protobuf import text_format
 
-from tests.engine.support import running
-from tests.engine.test_calls import ADD, HOST, Adding
+from tests.backends.ensemble.made import ensemble_of
+from tests.backends.ensemble.members import adding
+from tests.engine.test_calls import Adding
 from tests.ensembles import pbtxt, step
-from toutates.backends.ensemble.graph import read_graph
-from toutates.backends.ensemble.servable import EnsembleServable
-from toutates.backends.ensemble.state import Bounds
-from toutates.engine.batched import BatchedServable
 from toutates.engine.result import BatchResult
 from toutates.engine.servable import Consumer
-from toutates.engine.supertensor import SuperTensor
-from toutates.models.table import Need, ServedVersion
-from toutates.protocol.model_config_pb2 import ModelConfig
+from toutates.models.table import Need
 from toutates.system.errors import ExecutionFailed, ModelNotReady, Overloaded
 
 #: OUT = 2 * IN + 3 * IN, by two branches that end at about the same time; IN below zero fails in both.
@@ -43,18 +35,10 @@ DIAMOND = pbtxt(
 )
 
 
-@contextmanager
-def member(name: str, quick_ns: int) -> Iterator[ServedVersion]:
-    supertensor = SuperTensor(name, ADD, batch_size=8, capacity=64, quick_ns=quick_ns)
-    servable = BatchedServable(1, supertensor, [Adding(), Adding()])
-    with running(servable, HOST):
-        yield ServedVersion(name, 1, ModelConfig(max_batch_size=8), servable)
-
-
 class Client:
     """One consumer: sends rounds of requests, and checks their outcomes."""
 
-    def __init__(self, ensemble: EnsembleServable, seed: int) -> None:
+    def __init__(self, ensemble: Any, seed: int) -> None:
         self.refused = self.answered = 0
         self.wrong: list[object] = []
         self._random = random.Random(seed)
@@ -99,12 +83,16 @@ class Client:
 @pytest.mark.parametrize("max_inflight", [0, 3])
 @pytest.mark.parametrize("quick_ns", [0, 10**12], ids=["threads", "inline"])
 def test_each_request_gets_one_outcome_its_own_and_nothing_is_left(quick_ns: int, max_inflight: int) -> None:
-    config = text_format.Parse(DIAMOND.replace("MOST", str(max_inflight)), ModelConfig())
-    ensemble = EnsembleServable(read_graph(config, "e", Path("config.pbtxt")), Bounds(400, 2**20))
+    ensemble = ensemble_of(DIAMOND.replace("MOST", str(max_inflight)), rows=400)
     clients = [Client(ensemble, seed) for seed in range(4)]
     with ExitStack() as stack:
         generations = [
-            {Need(name, None): stack.enter_context(member(name, quick_ns)) for name in ("left", "right")}
+            {
+                Need(name, None): stack.enter_context(
+                    adding(name, [Adding(), Adding()], batch_size=8, capacity=64, quick_ns=quick_ns)
+                )
+                for name in ("left", "right")
+            }
             for _ in range(2)
         ]
         ensemble.bind(generations[0])

@@ -7,45 +7,31 @@ import random
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pytest
-from google.protobuf import text_format
 
-from tests.engine.support import running
-from tests.engine.test_calls import ADD, FP32, HOST, Adding
+from tests.backends.ensemble.made import ensemble_of
+from tests.backends.ensemble.members import MANY, Asking, adding, answered
+from tests.engine.test_calls import ADD, Adding
 from tests.ensembles import Step, pbtxt, step
 from tests.waiting import wait_until
 from toutates.backends.ensemble import waves as module
-from toutates.backends.ensemble.graph import Graph, read_graph
-from toutates.backends.ensemble.levels import find_levels
-from toutates.backends.ensemble.servable import EnsembleServable
-from toutates.backends.ensemble.state import Bounds
-from toutates.backends.interface import Request
-from toutates.backends.plugins.decoupled import DecoupledRunner
-from toutates.backends.plugins.running import PluginFailures
 from toutates.engine import open_request
-from toutates.engine.batched import BatchedServable
 from toutates.engine.calls import Calls, ModelCall, Outcome
-from toutates.engine.lane import Batch
-from toutates.engine.open_request import Responses
-from toutates.engine.result import Outputs
-from toutates.engine.supertensor import SuperTensor
 from toutates.engine.tensor import Tensor
-from toutates.models.dependencies import member_problems
-from toutates.models.table import Member, Need, ServedVersion
-from toutates.protocol.model_config_pb2 import ModelConfig
-from toutates.protocol.signature import Signature, TensorSpec
+from toutates.models.table import Member, Need
 from toutates.system.errors import InvalidRequest, TooLate
 
-#: Of models that answer any number of times.
-MANY: Final = Signature((TensorSpec("x", FP32, (-1,)),), (TensorSpec("y", FP32, (-1,)),), True)
 #: OUT = what "many" sends + IN.
 CHAIN: Final = [step("many", "x=IN", "y=t"), step("add", "a=t", "b=IN", "y=OUT")]
 #: OUT = what "more" sends + what "many" has sent, which goes into "more".
 NESTED: Final = [step("many", "x=IN", "y=t"), step("more", "x=t", "y=u"), step("add", "a=u", "b=t", "y=OUT")]
+
+
+def _chained(steps: Sequence[Step], outputs: Sequence[str] = ("OUT FP32 [-1]",), scheduling: str = "") -> str:
+    return pbtxt(["IN FP32 [-1]"], outputs, steps, scheduling=scheduling)
 
 
 class Gate(Adding):
@@ -55,7 +41,7 @@ class Gate(Adding):
         super().__init__()
         self._held, self._changed = held, changed
 
-    def run(self, batch: Batch, first: int, rows: int) -> Outputs:
+    def run(self, batch: Any, first: int, rows: int) -> Any:
         """See ``Backend``."""
         value = float(np.asarray(batch.lane.inputs(batch, first, rows)[0]).flat[0])
         with self._changed:
@@ -63,23 +49,7 @@ class Gate(Adding):
         return super().run(batch, first, rows)
 
 
-class Asking:
-    """A decoupled model whose requests the test answers."""
-
-    def __init__(self) -> None:
-        self.requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
-
-    def respond(self, requests: Sequence[Request]) -> None:
-        """See ``backends.interface.Responder``."""
-        for request in requests:
-            self.requests.put(request)
-
-    def next(self) -> Request:
-        """The next request."""
-        return self.requests.get(timeout=120)
-
-
-def send(request: Request, *values: float, final: bool = False) -> None:
+def send(request: Any, *values: float, final: bool = False) -> None:
     """Send responses of one number each; ``final`` is for the last of them."""
     for at, value in enumerate(values):
         request.send({"y": np.full((1, 2), value, np.float32)}, final=final and at == len(values) - 1)
@@ -91,33 +61,17 @@ class Ensemble:
     def __init__(self, stack: ExitStack, steps: Sequence[Step], more: str = "", bytes_: int = 2**20) -> None:
         self.many, self.more = Asking(), Asking()
         self.held: set[float] = set()
-        self._responses: list[Responses] = []
         self._changed = threading.Condition()
-        config = text_format.Parse(pbtxt(["IN FP32 [-1]"], ["OUT FP32 [-1]"], steps, scheduling=more), ModelConfig())
-        self.servable = EnsembleServable(read_graph(config, "e", Path("config.pbtxt")), Bounds(64, bytes_), config)
-        members = {"add": self._adding(stack), "many": self._asking(stack, "many"), "more": self._asking(stack, "more")}
+        self.servable = ensemble_of(_chained(steps, scheduling=more), memory_bytes=bytes_)
+        gates = [Gate(self.held, self._changed) for _ in range(2)]
+        members = {
+            "add": stack.enter_context(adding("add", gates, batch_size=1, capacity=64, quick_ns=0)),
+            "many": stack.enter_context(answered("many", self.many)),
+            "more": stack.enter_context(answered("more", self.more)),
+        }
         self.servable.bind({need: members[need.model] for need in self.servable.needs})
-        assert config.model_transaction_policy.decoupled
         self.calls = Calls("e", 1, self.servable)
         self.is_wanted = True
-
-    def _adding(self, stack: ExitStack) -> ServedVersion:
-        supertensor = SuperTensor("add", ADD, batch_size=1, capacity=64, quick_ns=0)
-        backends = [Gate(self.held, self._changed) for _ in range(2)]
-        servable = BatchedServable(1, supertensor, backends)
-        stack.enter_context(running(servable, HOST))
-        return ServedVersion("add", 1, ModelConfig(max_batch_size=8), servable)
-
-    def _asking(self, stack: ExitStack, name: str) -> ServedVersion:
-        runner = DecoupledRunner(getattr(self, name), MANY, name, PluginFailures("b", name), lambda: None)
-        supertensor = SuperTensor(name, MANY, batch_size=8, capacity=64, quick_ns=0, keeps_whole=True)
-        runner.ports, runner.responses = supertensor.ports, Responses()
-        self._responses.append(runner.responses)
-        servable = BatchedServable(1, supertensor, [runner])
-        stack.enter_context(running(servable, HOST))
-        config = ModelConfig(max_batch_size=8)
-        config.model_transaction_policy.decoupled = True
-        return ServedVersion(name, 1, config, servable)
 
     def ask(self, value: float = 100.0) -> Answers:
         """Send a request of one number."""
@@ -136,7 +90,7 @@ class Ensemble:
     def is_empty(self) -> bool:
         """Whether nothing is under way."""
         state = self.servable.state
-        not_taken = sum(responses._bytes for responses in self._responses)
+        not_taken = self.many.bytes_not_taken + self.more.bytes_not_taken
         return (state.groups, state.rows, state.memory_bytes, not_taken) == (0, 0, 0, 0)
 
 
@@ -369,67 +323,30 @@ def test_many_requests_at_once_get_their_own_responses_and_nothing_is_left() -> 
         assert not wrong
 
 
-# --- which graphs there are -----------------------------------------------------------------------------------------
-
-
-def graph(steps: Sequence[Step], outputs: Sequence[str] = ("OUT FP32 [-1]",), name: str = "e") -> Graph:
-    config = text_format.Parse(pbtxt(["IN FP32 [-1]"], outputs, steps), ModelConfig())
-    return read_graph(config, name, Path("config.pbtxt"))
-
-
-MEMBERS: Final = {
-    Need(name, None): Member(ADD if name == "add" else MANY, 8, decoupled=name != "add")
-    for name in ("add", "many", "more")
-}
-
-
-def test_what_comes_of_two_decoupled_steps_is_not_put_together() -> None:
-    two = [step("many", "x=IN", "y=t"), step("more", "x=IN", "y=u")]
-    _, [problem] = find_levels(graph([*two, step("add", "a=t", "b=u", "y=OUT")]), MEMBERS)
-    assert problem == "in ensemble e, step of model 'add' receives inputs originated from different decoupled models"
-    apart = [step("many", "x=IN", "y=OUT"), step("more", "x=IN", "y=SUM")]
-    _, [problem] = find_levels(graph(apart, ["OUT FP32 [-1]", "SUM FP32 [-1]"]), MEMBERS)
-    assert problem.startswith("in ensemble e, outputs originate from different decoupled models")
-
-
-def test_levels_are_found_whatever_the_order_of_the_steps() -> None:
-    levels, problems = find_levels(graph(NESTED[::-1]), MEMBERS)
-    assert (levels.sources, levels.steps, problems) == ((2, 1), (0, 0, 1), [])
-    plain, _ = find_levels(graph([step("add", "a=IN", "y=OUT")]), MEMBERS)
-    assert (plain.sources, plain.steps) == ((), (1,))
-
-
-def test_an_ensemble_of_a_decoupled_ensemble_is_decoupled_too_and_stays_so() -> None:
-    inner = EnsembleServable(graph([step("many", "x=IN", "y=OUT")], name="inner"), Bounds(1, 1))
-    twice = [step("inner", "IN=IN", "OUT=t"), step("many", "x=IN", "y=u"), step("add", "a=t", "b=u", "y=OUT")]
-    outer = EnsembleServable(graph(twice, name="outer"), Bounds(1, 1))
-    found = {need.model: {1: (member, None)} for need, member in MEMBERS.items()}
-    own = Member(inner.signature, 8)
-    assert member_problems({**found, "inner": {1: (own, inner)}, "outer": {1: (own, outer)}}) == {
-        ("outer", 1): [
-            "in ensemble outer, step of model 'add' receives inputs originated from different decoupled models"
-        ]
-    }
-    with ensemble() as one:
-        changed = {**MEMBERS, Need("many", None): Member(MANY, 8)}
-        assert one.servable.disagreements(MEMBERS) == []
-        [said] = one.servable.disagreements(changed)
-        assert said == "ensemble e was loaded with a decoupled model, and now none is; load it again"
-
-
 def test_outputs_that_no_decoupled_step_is_needed_for_come_once() -> None:
     with ExitStack() as stack:
         one = Ensemble(stack, CHAIN)
         binding = one.servable.state.binding
         assert binding is not None
-        wanted = graph([*CHAIN, step("add", "a=IN", "y=SUM")], ["OUT FP32 [-1]", "SUM FP32 [-1]"])
-        other = EnsembleServable(wanted, Bounds(8, 2**20))
+        steps = [*CHAIN, step("add", "a=IN", "y=SUM")]
+        other = ensemble_of(_chained(steps, ["OUT FP32 [-1]", "SUM FP32 [-1]"]), rows=8)
         other.bind(binding.members)
         answers = Answers()
         call = ModelCall(0, answers.outcomes.put, outputs=(1,))
         Calls("o", 1, other).call(call, {"IN": Tensor.of(np.full((1, 2), 7, np.float32))})
         outcome = answers.outcomes.get(timeout=120)
-        assert (outcome.more, float(outcome.tensor(1, wanted.signature).array()[0, 0])) == (False, 7)
+        assert (outcome.more, float(outcome.tensor(1, other.signature).array()[0, 0])) == (False, 7)
         assert one.many.requests.empty()
         other.bind(None)
         one.servable.bind(None)
+
+
+def test_an_ensemble_says_that_its_model_is_not_decoupled_any_more() -> None:
+    members = {
+        Need(name, None): Member(ADD if name == "add" else MANY, 8, decoupled=name != "add") for name in ("add", "many")
+    }
+    with ensemble() as one:
+        changed = {**members, Need("many", None): Member(MANY, 8)}
+        assert one.servable.disagreements(members) == []
+        [said] = one.servable.disagreements(changed)
+        assert said == "ensemble e was loaded with a decoupled model, and now none is; load it again"

@@ -16,9 +16,10 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from tests.engine.support import Rig, wait_until
+from tests.engine.rig import Rig
 from tests.graphs import DOUBLE, DOUBLE_LENGTHS, gather
 from tests.threads import threads_by_id
+from tests.waiting import wait_until
 from toutates.backends.onnx import device_runs, opening
 from toutates.backends.onnx import session as session_module
 from toutates.backends.onnx.opening import SessionOptions, load_session, provider_problem

@@ -13,7 +13,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from tests.engine.support import Rig
+from tests.engine.rig import Rig
 from tests.graphs import model, tensor, unary
 from toutates.backends.onnx import session as session_module
 from toutates.backends.onnx import string_tensors

@@ -13,7 +13,7 @@ import numpy.testing as npt
 import pytest
 
 from tests.backends.text.serving import compute, served
-from tests.engine.support import inline_time
+from tests.engine.workers import inline_time
 from tests.text_models import DIM, ids_of, make_folder, save_weights, table
 from tests.waiting import wait_until
 from toutates.backends.text import kind

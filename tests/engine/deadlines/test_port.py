@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.testing as npt
 import pytest
 
-from tests.engine.support import PATIENCE_S, Clock, Rig
+from tests.engine.parts import Clock
+from tests.engine.rig import Rig
 from tests.graphs import DOUBLE, DOUBLE_LENGTHS, unary
+from tests.waiting import PATIENCE_S
 from toutates.engine.deadlines.port import DeadlinePort
 from toutates.engine.deadlines.supertensor import DeadlineSuperTensor
 from toutates.engine.lane import PackedLane
@@ -25,26 +28,11 @@ def rows(count: int, length: int = 4) -> Any:
     return np.arange(count * length, dtype=np.float32).reshape(count, length)
 
 
-class Held:
-    """A backend whose runs wait for the test."""
-
-    def __init__(self, backend: Any) -> None:
-        self.backend = backend
-        self.begun, self.may_run = threading.Event(), threading.Event()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.backend, name)
-
-    def run(self, *arguments: Any) -> Any:
-        self.begun.set()
-        assert self.may_run.wait(PATIENCE_S)
-        return self.backend.run(*arguments)
-
-
 def rig_of(content: bytes = DOUBLE, **settings: Any) -> tuple[Rig, Clock]:
     """A version that is busy, whose runs take 10 ms, whatever their rows, as far as it knows; its target is 20 ms."""
     clock = Clock()
-    rig = Rig(content, target_ns=20 * MS, clock_ns=clock, **settings)
+    make = partial(DeadlineSuperTensor, target_ns=20 * MS, executors=1, clock_ns=clock)
+    rig = Rig(content, make=make, **settings)
     queue = rig.supertensor.queue
     queue.profile.note(1, 10 * MS)  # type: ignore[attr-defined]
     queue.profile.note(64, 10 * MS)  # type: ignore[attr-defined]
@@ -57,12 +45,19 @@ def rig_of(content: bytes = DOUBLE, **settings: Any) -> tuple[Rig, Clock]:
 def run_one(rig: Rig, lane: Any, *arrays: Any) -> threading.Event:
     """Have the only executor busy until the event is set."""
     rig.wait_idle()
-    in_time: Any = rig.executors[0]._backend
-    in_time._backend = held = Held(in_time._backend)
+    begun, may_run = threading.Event(), threading.Event()
+    [runs] = rig.runs
+
+    def wait(*arguments: Any) -> Any:
+        begun.set()
+        assert may_run.wait(PATIENCE_S)
+        return runs.backend.run(*arguments)
+
+    runs.instead = wait
     rig.worker.add("running", lane, *arrays)
     rig.worker.end_round()
-    assert held.begun.wait(PATIENCE_S)
-    return held.may_run
+    assert begun.wait(PATIENCE_S)
+    return may_run
 
 
 @pytest.mark.parametrize("length", [4, 6], ids=["packed", "of any length"])
@@ -92,7 +87,7 @@ def test_strings_are_refused_as_well() -> None:
         with pytest.raises(BeyondTarget):
             rig.worker.add("late", lane, strings)
         with pytest.raises(BeyondTarget):
-            StringPort(rig.worker.submitter).add_packed(lane, 1, "late too", b"\3\0\0\0one", (0, 7))
+            StringPort(rig.worker.port).add_packed(lane, 1, "late too", b"\3\0\0\0one", (0, 7))
         may_run.set()
         rig.worker.collect("running")
         rig.assert_empty()
@@ -104,7 +99,7 @@ def test_contents_of_several_inputs_are_looked_at_once() -> None:
     content = rows(1).tobytes()
     with rig.running():
         may_run = run_one(rig, lane, rows(1))
-        port = rig.worker.submitter
+        port = rig.worker.port
         with pytest.raises(BeyondTarget):
             port.add_contents(port.writer(lane), 1, "late", [content])
         clock.now_ns += 4 * MS

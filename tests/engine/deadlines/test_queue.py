@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.support import Clock
+from tests.engine.parts import Clock
 from toutates.engine.deadlines.supertensor import DeadlineSuperTensor
 from toutates.engine.lane import Batch, Lane
 from toutates.protocol.datatypes import BY_NAME

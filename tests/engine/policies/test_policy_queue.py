@@ -10,9 +10,11 @@ import numpy.testing as npt
 import pytest
 from onnx import TensorProto
 
-from tests.engine.support import Rig, received, wait_until
+from tests.engine.rig import Rig
 from tests.engine.test_ragged import check, row, segments
+from tests.engine.workers import received
 from tests.graphs import DOUBLE_LENGTHS, gather, unary
+from tests.waiting import wait_until
 from toutates.engine.policies.keeper import tell_dropped
 from toutates.engine.policies.queue import PolicyQueue
 from toutates.engine.policies.rules import BatchingRules, QueuePolicy
@@ -37,7 +39,7 @@ def test_requests_run_by_priority_in_batches_of_preferred_sizes() -> None:
         given = {"a": numbers(), "b": numbers(5), "c": numbers(first=9), "d": numbers(rows=2), "e": numbers()}
         rig.said |= {"a": {"priority": 3}, "c": {"priority": 1}, "e": {"priority": 99}}
         for name, array in given.items():
-            rig.worker.add_padded(name, array)
+            rig.worker.add_shaped(name, array)
         rig.worker.end_round()
         rig.worker.collect(*given)
         for name, array in given.items():
@@ -53,7 +55,7 @@ def test_ragged_rows_wait_in_the_same_queue() -> None:
         rig.wait_idle()
         given = {length: row(length, first=length) for length in (3, 90, 1)}
         for length, values in given.items():
-            rig.worker.add_padded(length, values, np.array([[3 + values.size]]))
+            rig.worker.add_shaped(length, values, np.array([[3 + values.size]]))
         rig.worker.end_round()
         rig.worker.collect(*given)
         for length, values in given.items():
@@ -66,7 +68,7 @@ def test_strings_and_models_without_a_batch_wait_too() -> None:
     rig = Rig(unary("Identity", ["n", 2], TensorProto.STRING), rules=RULES)
     with rig.running():
         words = np.array([[b"a", b"\xff"]], object)
-        port: Any = rig.worker.padded
+        port: Any = rig.worker.port
         for name in "xy":
             port.add_gathered(port.way(((0, (2,)),)), 1, name, [received(words)], 10)
         rig.worker.end_round()
@@ -75,7 +77,7 @@ def test_strings_and_models_without_a_batch_wait_too() -> None:
         rig.assert_empty()
     rig = Rig(unary("Neg", [4]), rules=BatchingRules(1, levels=2, default_level=1))
     with rig.running():
-        port = rig.worker.padded
+        port = rig.worker.port
         for name in "xy":
             port.add_contents(port.way(((0, (4,)),)), 1, name, [numbers(4).tobytes()])
         rig.worker.end_round()
@@ -87,8 +89,8 @@ def test_strings_and_models_without_a_batch_wait_too() -> None:
 def test_only_the_request_fails_that_fails_its_batch() -> None:
     rig = Rig(gather(), rules=BatchingRules(8, (2,), 60_000_000_000))
     with rig.running():
-        rig.worker.add_padded("good", np.array([[1]]))
-        rig.worker.add_padded("bad", np.array([[7]]))
+        rig.worker.add_shaped("good", np.array([[1]]))
+        rig.worker.add_shaped("bad", np.array([[7]]))
         rig.worker.end_round()
         good, bad = rig.worker.collect("good", "bad")
         npt.assert_array_equal(good, [[20]])
@@ -103,7 +105,7 @@ def test_late_requests_and_those_that_nobody_waits_for_are_told_and_not_counted(
     rig.unwanted.add("left")
     queue = queue_of(rig)
     for name in ("late", "left", "stays"):
-        rig.worker.add_padded(name, numbers())
+        rig.worker.add_shaped(name, numbers())
     assert rig.supertensor.occupancy().waiting == 3
     wait_until(queue.expire)
     with rig.running():
@@ -116,7 +118,7 @@ def test_late_requests_and_those_that_nobody_waits_for_are_told_and_not_counted(
         assert type(left) is TooLate
         occupancy = rig.supertensor.occupancy()
         assert (occupancy.waiting, occupancy.rows) == (1, 1)
-        rig.worker.add_padded("others", numbers(rows=3))
+        rig.worker.add_shaped("others", numbers(rows=3))
         rig.worker.end_round()
         rig.worker.collect("stays", "others")
         assert rig.batches == [(4, 2)]
@@ -126,15 +128,15 @@ def test_late_requests_and_those_that_nobody_waits_for_are_told_and_not_counted(
 def test_a_full_queue_first_gives_idle_executors_what_they_take() -> None:
     rig = Rig(DOUBLE_LENGTHS, rules=BatchingRules(2, default_policy=QueuePolicy(max_size=2)))
     for name in "ab":
-        rig.worker.add_padded(name, numbers())
+        rig.worker.add_shaped(name, numbers())
     with pytest.raises(QueueFull, match="Exceeds maximum queue size: 2 requests of this priority wait for model 'm'"):
-        rig.worker.add_padded("c", numbers())
+        rig.worker.add_shaped("c", numbers())
     with rig.running():
         rig.worker.end_round()
         rig.worker.collect("a", "b")
         rig.wait_idle()
         for name in "defg":  # two of them run while the others come
-            rig.worker.add_padded(name, numbers())
+            rig.worker.add_shaped(name, numbers())
         rig.worker.end_round()
         rig.worker.collect(*"defg")
         rig.assert_empty()
@@ -143,26 +145,26 @@ def test_a_full_queue_first_gives_idle_executors_what_they_take() -> None:
 def test_what_waits_is_bounded_by_rows_and_memory() -> None:
     rig = Rig(DOUBLE_LENGTHS, rules=BatchingRules(8, (4,), 60_000_000_000), batch_size=8, capacity=1)
     for name in range(8):
-        rig.worker.add_padded(name, numbers(first=name, length=1 + name))
+        rig.worker.add_shaped(name, numbers(first=name, length=1 + name))
     with pytest.raises(Overloaded, match="8 of at most 8 rows"):
-        rig.worker.add_padded("more", numbers())
+        rig.worker.add_shaped("more", numbers())
     small = Rig(DOUBLE_LENGTHS, rules=BatchingRules(8, (4,), 60_000_000_000), capacity_bytes=5_000)
-    small.worker.add_padded(0, numbers())
-    small.worker.add_padded(1, numbers())
+    small.worker.add_shaped(0, numbers())
+    small.worker.add_shaped(1, numbers())
     with pytest.raises(Overloaded, match="bytes waiting or running"):
-        small.worker.add_padded(2, numbers(length=200))
+        small.worker.add_shaped(2, numbers(length=200))
     with pytest.raises(InvalidRequest, match="batch-size must be <= 8 for 'm'"):
-        small.worker.add_padded(3, numbers(rows=9))
+        small.worker.add_shaped(3, numbers(rows=9))
     with pytest.raises(InvalidRequest, match="the batch dimension for model 'm' is 0"):
-        small.worker.add_padded(4, numbers(rows=0))
+        small.worker.add_shaped(4, numbers(rows=0))
 
 
 def test_what_waits_for_more_runs_when_the_version_is_closed() -> None:
     rig = Rig(DOUBLE_LENGTHS, rules=BatchingRules(8, (4,), 60_000_000_000))
     rig.start()
-    rig.worker.add_padded("waits", numbers())
+    rig.worker.add_shaped("waits", numbers())
     rig.worker.end_round()
     rig.close()
     rig.worker.collect("waits")
     with pytest.raises(ModelNotReady):
-        rig.worker.add_padded("more", numbers())
+        rig.worker.add_shaped("more", numbers())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -12,18 +12,16 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from tests.engine.support import running
+from tests.engine.hosting import running
+from tests.signatures import signature, spec
 from tests.waiting import DEADLINES_S, wait_until
 from toutates.engine.batched import BatchedServable
-from toutates.engine.lane import Batch
 from toutates.engine.result import BatchResult, Outputs
 from toutates.engine.sequences.rules import SequenceRules
 from toutates.engine.sequences.servable import SequenceBounds, SequenceServable
 from toutates.engine.sequences.tensors import Control, ControlKind, RowStates, SequenceTensors, State
 from toutates.engine.servable import Consumer, Host, RequestAbout
 from toutates.engine.supertensor import SuperTensor
-from toutates.protocol.datatypes import BY_NAME
-from toutates.protocol.signature import Signature, TensorSpec
 from toutates.system.errors import (
     Cancelled,
     ExecutionFailed,
@@ -34,14 +32,13 @@ from toutates.system.errors import (
     Unavailable,
 )
 
-FP32: Final = BY_NAME["FP32"]
-X, READY, PAST = (TensorSpec(name, FP32, (1,)) for name in ("x", "ready", "past"))
-Y, NEXT = (TensorSpec(name, FP32, (1,)) for name in ("y", "next"))
+X, READY, Y = (spec(name, "FP32", [1]) for name in ("x", "ready", "y"))
+PAST, NEXT = (spec(name, "FP32", [-1]) for name in ("past", "next"))
 ZERO, ONE = np.float32(0).tobytes(), np.float32(1).tobytes()
 TENSORS: Final = SequenceTensors(
-    Signature((X,), (Y,), True),
-    Signature((X, READY, PAST), (Y, NEXT), True),
-    (Control(1, ControlKind.READY, FP32, ZERO, ONE),),
+    signature([X], [Y]),
+    signature([X, READY, PAST], [Y, NEXT]),
+    (Control(1, ControlKind.READY, X.datatype, ZERO, ONE),),
     (State(2, 1),),
     RowStates(((1,),), (bytearray(ZERO),), 4),
 )
@@ -51,7 +48,12 @@ HOST: Final = Host(take_cpus=lambda: (), anywhere=(), on_death=lambda: None, on_
 
 
 class Summing:
-    """A backend: y = x + past where ready, and next = y. It fails where an x is negative, and waits for ``may_run``."""
+    """A backend: y = x + past where ready, and next = y. It fails where an x is negative, and waits for ``may_run``.
+
+    Attributes:
+        next_values: how many numbers ``next`` has, all of them y.
+        outputs: makes the outputs of a run.
+    """
 
     on_cpu = one_thread = True
 
@@ -61,8 +63,10 @@ class Summing:
         self.may_run.set()
         self.is_running = threading.Event()
         self.sizes: list[int] = []
+        self.next_values = 1
+        self.outputs: Callable[..., Outputs] = Outputs
 
-    def run(self, batch: Batch, first: int, rows: int) -> Outputs:
+    def run(self, batch: Any, first: int, rows: int) -> Outputs:
         """See ``Backend``."""
         self.started_ns = time.monotonic_ns()
         self.is_running.set()
@@ -74,8 +78,9 @@ class Summing:
         self.ended_ns = time.monotonic_ns()
         if (x < 0).any():
             raise ExecutionFailed("below zero")
-        y = ((x + past) * ready).astype(np.float32)
-        return Outputs((y.tobytes(), y.tobytes()), (4, 4), ((1,), (1,)))
+        y = ((x + past[:, :1]) * ready).astype(np.float32)
+        after = y.repeat(self.next_values, axis=1)
+        return self.outputs((y.tobytes(), after.tobytes()), (4, 4 * self.next_values), ((1,), (self.next_values,)))
 
     def close(self) -> None:
         """See ``Backend``."""
@@ -139,12 +144,14 @@ BOUNDS: Final = SequenceBounds(100, 10_000, 10_000)
 
 
 @contextmanager
-def serving(rules: SequenceRules = DIRECT, bounds: SequenceBounds = BOUNDS) -> Iterator[Scene]:
+def serving(
+    rules: SequenceRules = DIRECT, bounds: SequenceBounds = BOUNDS, tensors: SequenceTensors = TENSORS
+) -> Iterator[Scene]:
     backend = Summing()
     # Runs that wait for the test are never the test's own thread's.
-    supertensor = SuperTensor("m", TENSORS.whole, batch_size=4, capacity=2, grows=False, quick_ns=0)
+    supertensor = SuperTensor("m", tensors.whole, batch_size=4, capacity=2, grows=False, quick_ns=0)
     instance = BatchedServable(1, supertensor, [backend])
-    servable = SequenceServable("m", 1, TENSORS, rules, [instance], bounds)
+    servable = SequenceServable("m", 1, tensors, rules, [instance], bounds)
     with running(servable, HOST):
         try:
             yield Scene(servable, backend)
@@ -200,14 +207,10 @@ def test_no_sequence_begins_while_states_take_too_much() -> None:
         assert scene.ask(3, 1, "SE") == 1
 
 
-def test_a_sequence_whose_state_grows_beyond_the_bound_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sequence_whose_state_grows_beyond_the_bound_ends() -> None:
     with serving(bounds=SequenceBounds(100, 10_000, 12)) as scene:
         scene.answers(scene.add(1, 1, "S"), scene.add(2, 1, "S"))
-        monkeypatch.setattr(
-            SequenceTensors,
-            "states_of",
-            lambda tensors, outputs, first, before: [RowStates(((1,),), (bytearray(ONE * 3),), 12)] * len(before),
-        )
+        scene.backend.next_values = 3
         with scene.holding():
             first, behind = scene.add(1, 1), scene.add(1, 1)
             scene.port.commit(inline=False)
@@ -219,20 +222,26 @@ def test_a_sequence_whose_state_grows_beyond_the_bound_ends(monkeypatch: pytest.
             scene.add(1, 1)
 
 
-def test_states_that_cannot_be_kept_fail_their_batch_and_leave_the_instance_free(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(tensors: SequenceTensors, *given: Any) -> Any:
-        raise MemoryError
+class NoMemory(Outputs):
+    """Outputs whose states cannot be copied."""
 
-    with serving() as scene:
+    def rows(self, index: int, *given: Any, **more: Any) -> Any:
+        if index == 1:
+            raise MemoryError
+        return super().rows(index, *given, **more)
+
+
+def test_states_that_cannot_be_kept_fail_their_batch_and_leave_the_instance_free(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    states = RowStates(((1,),), (bytearray(ZERO),), 4)
+    with serving(tensors=replace(TENSORS, initial=states)) as scene:
         scene.ask(1, 1, "S")
-        with monkeypatch.context() as patch:
-            patch.setattr(SequenceTensors, "states_of", fail)
-            assert isinstance(scene.ask(1, 1), ExecutionFailed)
-        with monkeypatch.context() as patch:
-            patch.setattr(scene.servable, "_inputs", fail)
-            assert isinstance(scene.ask(1, 1), ExecutionFailed)
+        scene.backend.outputs = NoMemory
+        assert isinstance(scene.ask(1, 1), ExecutionFailed)
+        scene.backend.outputs = Outputs
+        states.contents = (None,)  # type: ignore[assignment]  # what a batch cannot be made of
+        assert isinstance(scene.ask(2, 1, "S"), ExecutionFailed)
         assert scene.ask(1, 1, "E") == 2
     assert len([record for record in caplog.records if record.exc_info]) == 2
 

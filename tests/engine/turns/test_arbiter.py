@@ -5,13 +5,15 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.engine.support import PATIENCE_S, Rig, wait_until
+from tests.engine.rig import Rig, Runs
 from tests.graphs import DOUBLE
+from tests.waiting import PATIENCE_S, wait_until
 from toutates.engine.turns.arbiter import Arbiter, Member, TakesTurns
 from toutates.engine.turns.resources import Limit, Need, Resources
 from toutates.system.errors import ModelLoadError
@@ -123,24 +125,14 @@ def test_runs_wait_for_their_turns_and_all_are_answered() -> None:
 
 def hold(rig: Rig, begun: threading.Semaphore, gate: threading.Event) -> None:
     """Have the runs of a rig wait for the test."""
-    for executor in rig.executors:
-        backend: Any = executor._backend
-        executor._backend = Gated(backend, begun, gate)
 
+    def held(runs: Runs, *arguments: Any) -> Any:
+        begun.release()
+        assert gate.wait(PATIENCE_S)
+        return runs.backend.run(*arguments)
 
-class Gated:
-    """A backend whose runs tell that they have begun, and wait for the gate."""
-
-    def __init__(self, backend: Any, begun: threading.Semaphore, gate: threading.Event) -> None:
-        self.backend, self.begun, self.gate = backend, begun, gate
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.backend, name)
-
-    def run(self, *arguments: Any) -> Any:
-        self.begun.release()
-        assert self.gate.wait(PATIENCE_S)
-        return self.backend.run(*arguments)
+    for runs in rig.runs:
+        runs.instead = partial(held, runs)
 
 
 @pytest.mark.parametrize("is_rated", [False, True], ids=["with a target", "rated"])

@@ -7,7 +7,7 @@ from random import Random
 from types import FrameType
 from typing import Any
 
-from tests.engine.support import Clock
+from tests.engine.parts import Clock
 from toutates.engine.turns import fair_queue, order
 from toutates.engine.turns.claims import Claim, Instance, Share
 from toutates.engine.turns.fair_queue import QUANTUM_NS, STEPS, FairQueue

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.support import Clock
+from tests.engine.parts import Clock
 from toutates.engine.turns.order import CREDIT_NS, QUANTUM_NS, WRITTEN_OFF_NS, Claim, Instance, Order, Share
 from toutates.engine.turns.resources import Limit, Need, Resources
 from toutates.system.errors import ModelLoadError

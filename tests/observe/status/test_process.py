@@ -18,8 +18,8 @@ import pytest
 from tests.e2e.free_threading import assert_ran_without_gil
 from tests.e2e.models import build_broken_repository, build_repository
 from tests.e2e.process import ServerProcess, command, environment, running
-from tests.engine.support import wait_until
 from tests.observe.status.support import get
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

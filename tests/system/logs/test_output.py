@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.support import wait_until
+from tests.waiting import wait_until
 from toutates.system.logs import output as output_module
 from toutates.system.logs.output import LAST, LogOutput
 

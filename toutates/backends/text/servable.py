@@ -84,7 +84,7 @@ class TextServable(BatchedServable, TextModel):
             TextBackend(supertensor, reader, computing, info.dimensions, own, texts)
             for own, texts in zip(elements, self._text_counters, strict=True)
         ]
-        super().__init__(version, supertensor, backends, counters=elements, pool_threads=pool_threads)
+        super().__init__(version, supertensor, backends, counters=elements, pads=True, pool_threads=pool_threads)
         self._labels = (("model", supertensor.name), ("version", str(version)))
         self._folder = folder
         self._info = info
