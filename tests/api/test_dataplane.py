@@ -14,8 +14,9 @@ import pytest
 import trio
 from google.protobuf.message import Message
 
-from tests.api.support import plane_of, put, serving
+from tests.api.support import plane_of, serving
 from tests.graphs import DOUBLE, model, tensor
+from tests.models.support import put
 from toutates.api.dataplane.plane import EXTENSIONS, DataPlane
 from toutates.api.dataplane.readiness import Readiness
 from toutates.api.dataplane.traffic import traffic_document
@@ -90,8 +91,8 @@ def test_a_trace_setting_changes_and_is_asked_for() -> None:
 
 def on_models(root: Path, check: Callable[[DataPlane], None]) -> None:
     """Run a check against version 1 and 3 of the model "m"."""
-    put(root, "m", 1)
-    put(root, "m", 3)
+    put(root, "m")
+    put(root, "m", version=3)
     (root / "m" / "config.yaml").write_text("version_policy: all\n")
 
     async def main() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.api.support import assert_has_every_error
+from tests.api.every_error import assert_has_every_error
 from toutates.api.grpc.statuses import STATUSES
 from toutates.api.rest.answers import STATUSES as REST_STATUSES
 from toutates.backends.text.interface import TextError

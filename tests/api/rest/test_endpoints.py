@@ -11,17 +11,13 @@ from typing import Any
 import pytest
 import trio
 
-from tests.api.support import assert_has_every_error, plane_of, put, serving
+from tests.api.support import plane_of, serving
+from tests.models.support import put
 from toutates.api.dataplane.plane import DataPlane
 from toutates.api.dataplane.readiness import Readiness
-from toutates.api.doors import Doors
-from toutates.api.rest.answers import STATUSES, Answer, refusal
+from toutates.api.rest.answers import Answer, refusal
 from toutates.api.rest.endpoints import Endpoint, Route, find_route
-from toutates.api.rest.messages import as_document
-from toutates.api.restrictions import REST_GROUPS, RestrictedProtocol
 from toutates.protocol import grpc_service_pb2 as pb
-from toutates.protocol.model_config_pb2 import ModelConfig
-from toutates.repositories.control.modes import ControlMode
 from toutates.system import errors
 
 
@@ -54,102 +50,12 @@ def at_once(plane: DataPlane, path: str, body: bytes | None = None) -> tuple[int
     return answer.status, json.loads(answer.body) if answer.body else None
 
 
-def with_models(root: Path, check: Callable[[DataPlane], Awaitable[None]], mode: ControlMode = "none") -> None:
+def with_models(root: Path, check: Callable[[DataPlane], Awaitable[None]], mode: Any = "none") -> None:
     async def run() -> None:
         async with serving(root, mode) as plane:
             await check(plane)
 
     trio.run(run)
-
-
-# --- paths -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("path", "name", "named"),
-    [
-        ("/v2", "server_metadata", ()),
-        ("/v2/", "server_metadata", ()),
-        ("/v2/health/live", "live", ()),
-        ("/v2/models/m", "model_metadata", ("m", "")),
-        ("/v2/models/m/versions/3", "model_metadata", ("m", "3")),
-        ("/v2/models/a%2Fb%20%C3%A9/versions/3/infer", "infer", ("a/b \u00e9", "3")),
-        ("/v2/models/stats", "statistics", ("", "")),
-        ("/v2/models/stats/infer", "infer", ("stats", "")),
-        ("/v2/models/versions/versions/1/ready", "model_ready", ("versions", "1")),
-        ("/v2/models/m/generate_stream", "generate_stream", ("m", "")),
-        ("/v2/models/m/trace/setting", "trace", ("m", "")),
-        ("/v2/trace/setting", "trace", ("", "")),
-        ("/v2/repository/models/m/load", "load", ("m", "")),
-        ("/v2/repository/index", "index", ()),
-    ],
-)
-def test_a_path_leads_to_its_endpoint(path: str, name: str, named: tuple[str, ...]) -> None:
-    route = find_route(path)
-    assert route is not None
-    assert route.endpoint.name == name
-    assert (route.model, route.version)[: len(named)] == named
-    assert route.repository == ""
-
-
-def test_a_path_may_name_a_repository_and_a_region() -> None:
-    route = find_route("/v2/repository/r/models/m/unload")
-    assert route is not None
-    assert (route.repository, route.model) == ("r", "m")
-    route = find_route("/v2/systemsharedmemory/region/a%20b/status")
-    assert route is not None
-    assert route.region == "a b"
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/v2//",
-        "/v2/nothing",
-        "/base_path/v2/health/live",
-        "/v2/health/live/",
-        "/v2/models",
-        "/v2/models/",
-        "/v2/models//infer",
-        "/v2/models/m/versions/x",
-        "/v2/models/m/versions/\u0661",
-        "/v2/models/m/versions/1/trace/setting",
-        "/v2/models/%ff/infer",
-        "/v2/systemsharedmemory/region//register",
-        "/v2/models/m/infer\n",
-    ],
-)
-def test_a_path_that_is_not_in_the_table_leads_nowhere(path: str) -> None:
-    assert find_route(path) is None
-
-
-def test_every_endpoint_is_of_a_category_that_can_be_restricted() -> None:
-    models = [f"/v2/models/m/{name}" for name in ("infer", "stats", "config")]
-    others = [f"/v2/{name}" for name in ("logging", "trace/setting", "repository/index", "cudasharedmemory/status")]
-    paths = ["/v2", "/v2/health/live", *models, *others]
-    routes = [find_route(path) for path in paths]
-    assert {route.endpoint.category for route in routes if route is not None} == set(REST_GROUPS)
-
-
-def test_a_restriction_lets_those_pass_who_know_the_secret() -> None:
-    secret = "s\u00e9"
-    doors = Doors(
-        {group: RestrictedProtocol((group,), "Admin-Key", value) for group, value in (("a", secret), ("b", "x"))}
-    )
-    doors.check_secret("a", {"admin-key": secret.encode().decode("latin-1")})
-    doors.check_secret("b", {"admin-key": "x"})
-    doors.check_secret("c", {})
-    for fields in ({}, {"admin-key": "X"}, {"admin-key": "x, x"}):
-        with pytest.raises(errors.Forbidden) as caught:
-            doors.check_secret("b", fields)
-        answer = refusal(caught.value)
-        assert answer.status == 403
-        assert answer.body == b'{"error":"This API is restricted, expecting header \'Admin-Key\'"}'
-
-
-def test_every_error_of_a_request_has_a_status() -> None:
-    assert_has_every_error(STATUSES)
-    assert refusal(errors.UnknownModel("m")) == Answer(404, b"content-type: application/json\r\n", b'{"error":"m"}')
 
 
 # --- health and metadata ---------------------------------------------------------------------------------------------
@@ -228,27 +134,6 @@ def test_statistics_have_all_their_zeros(tmp_path: Path) -> None:
         assert at_once(plane, "/v2/models/none/stats") == (400, {"error": "requested model 'none' is not available"})
 
     with_models(tmp_path, check)
-
-
-def test_a_message_is_written_with_its_defaults() -> None:
-    config = ModelConfig(name="m")
-    config.dynamic_batching.priority_queue_policy[2**40].max_queue_size = 1
-    config.instance_group.add(count=2)
-    config.parameters["k"].string_value = "v"
-    document = as_document(config)
-    assert document["dynamic_batching"]["priority_queue_policy"] == {
-        str(2**40): {
-            "timeout_action": "REJECT",
-            "default_timeout_microseconds": 0,
-            "allow_timeout_override": False,
-            "max_queue_size": 1,
-        }
-    }
-    assert document["instance_group"][0]["kind"] == "KIND_AUTO"
-    assert document["parameters"] == {"k": {"string_value": "v"}}
-    assert document["input"] == []
-    assert "optimization" not in document
-    assert "sequence_batching" not in document
 
 
 # --- the repository --------------------------------------------------------------------------------------------------
