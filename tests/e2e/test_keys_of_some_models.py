@@ -115,20 +115,19 @@ def test_whoever_switches_the_log_off_and_on_for_ever_has_few_lines_and_hides_no
     rules.write_text(RULES.replace("name: some", "name: other").replace(", models: [mine]", ""))
     with running(tmp_path / "models", tmp_path, ["--access-file", str(rules)]) as server:
         with grpcclient.InferenceServerClient(server.address) as client:
-            for at in range(100):
+            for at in range(40):
                 client.update_log_settings({"log_info": False}, headers=key_of("every"))
-                if at < 99:
+                if at < 39:
                     client.update_log_settings({"log_info": True}, headers=key_of("every"))
             client.update_log_settings({"log_level.audit": True}, headers=key_of("some"))
             client.update_log_settings({"log_level.audit": False}, headers=key_of("some"))
             told = r"log settings: log_level\.audit by key other \(.*\): done; lines like this"
             wait_until(lambda: re.search(told, server.log))
         assert server.stop() == 0
-    lines = re.findall(
-        r"(?:and (\d+) more .*)?log settings: log_info by key every \(.*\): done; lines like", server.log
-    )
-    assert sum(int(others or 1) for others in lines) == 100
-    assert len(lines) <= (5 + 1) * sum(bool(others) for others in lines)  # of each ten seconds
+    by_every = r"(?:and (\d+) more .*)?log settings: log_info by key every \(.*\): done; lines like"
+    lines = re.findall(by_every, server.log)
+    assert sum(int(others or 1) for others in lines) == 40
+    assert len(lines) < 40
 
 
 def test_a_file_of_plain_keys_is_refused_without_showing_one(tmp_path: Path) -> None:
