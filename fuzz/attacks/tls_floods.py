@@ -95,20 +95,6 @@ async def _discard(peer: Peer) -> None:
         pass
 
 
-class KeyChanges(_TlsFlood):
-    """Each change of the client's key has the server change its own; there is a byte of data after each."""
-
-    name = "tls-key-changes"
-    summary = "16 TLS connections that change their keys for every byte that they send"
-    limit = "records without data, but for 32, are paid for by 64 with data each"
-
-    def records(self, client: KeyUpdates) -> Iterator[tuple[bytes, int]]:
-        """See ``_TlsFlood``."""
-        yield client.data(_head(_FRAME)), 0
-        while True:
-            yield b"".join([client.change(answer=True) + client.data(b"x") for _ in range(100)]), 100
-
-
 class EmptyRecords(_TlsFlood):
     """Records without data, in between those with a byte."""
 
@@ -116,11 +102,26 @@ class EmptyRecords(_TlsFlood):
     summary = "16 TLS connections that send an empty record for every byte of data"
     limit = "records without data, but for 32, are paid for by 64 with data each"
 
+    def empty(self, client: KeyUpdates) -> bytes:
+        """The next record without data."""
+        return client.data(b"")
+
     def records(self, client: KeyUpdates) -> Iterator[tuple[bytes, int]]:
         """See ``_TlsFlood``."""
         yield client.data(_head(_FRAME)), 0
         while True:
-            yield b"".join([client.data(b"") + client.data(b"x") for _ in range(100)]), 100
+            yield b"".join([self.empty(client) + client.data(b"x") for _ in range(100)]), 100
+
+
+class KeyChanges(EmptyRecords):
+    """The same of changes of the client's key, each of which has the server change its own."""
+
+    name = "tls-key-changes"
+    summary = "16 TLS connections that change their keys for every byte that they send"
+
+    def empty(self, client: KeyUpdates) -> bytes:
+        """See ``EmptyRecords``."""
+        return client.change(answer=True)
 
 
 class OneByteRecords(_TlsFlood):
