@@ -13,8 +13,11 @@ from unittest.mock import patch
 import numpy.testing as npt
 import pytest
 
-from tests.api.text.support import Front, front, inflight, key_file, request, table_of, vector_of
+from tests.api.text.doubles import vector_of
+from tests.api.text.front import Front, front, inflight, key_file
+from tests.api.text.line import request
 from tests.api.text.test_crowds import Here, answers, crowd, vector
+from tests.tables import table_of
 from toutates.api.text import openai
 from toutates.api.text.alike import MOST_AROUND, MOST_KINDS, AlikeBodies, body_around
 from toutates.api.text.routes import Computing
@@ -49,7 +52,7 @@ def model() -> Here:
 
 
 def rarely_observed(api: Front) -> Front:
-    observer = api.work.observer.observer
+    observer = api.watching.observer
     for sampling in observer._samplings:
         observer.sample(sampling, 1 << 40)
         sampling.next_at = 1 << 40

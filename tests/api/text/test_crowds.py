@@ -12,7 +12,9 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from tests.api.text.support import Double, Front, front, inflight, request, vector_of
+from tests.api.text.doubles import Double, vector_of
+from tests.api.text.front import Front, front, inflight
+from tests.api.text.line import request
 from toutates.api.text.work import MOST_RUNS_HERE
 from toutates.backends.text.interface import TextOptions, TextResult, TextsHere, TextTimes
 from toutates.engine.result import Timing
@@ -198,7 +200,7 @@ def test_an_observed_request_has_the_times_of_its_run(api: Front) -> None:
 
 
 def test_requests_that_are_not_observed_are_answered_and_counted_alike(api: Front) -> None:
-    observer = api.work.observer.observer
+    observer = api.watching.observer
     seen = observer.seen
     for sampling in observer._samplings:
         observer.sample(sampling, 1 << 40)

@@ -8,7 +8,9 @@ from unittest.mock import patch
 
 import pytest
 
-from tests.api.text.support import CLASSIFIER, EMBEDDER, RERANKER, Double, Front, front, table_of
+from tests.api.text.doubles import CLASSIFIER, EMBEDDER, RERANKER, Double
+from tests.api.text.front import Front, front
+from tests.tables import table_of
 from toutates.backends.text.interface import Scores, TextOptions
 
 HEADER = "x-ignored-members"

@@ -12,7 +12,9 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from tests.api.text.support import CLASSIFIER, Double, Front, as_vector, front, inflight, key_file, request, vector_of
+from tests.api.text.doubles import CLASSIFIER, Double, as_vector, vector_of
+from tests.api.text.front import Front, front, inflight, key_file
+from tests.api.text.line import request
 from toutates.api.text.half_characters import STEPPED_BYTES
 from toutates.api.text.reading import LARGE_BYTES, MAX_BODY_BYTES
 from toutates.infer.tracing.settings import read_changes
@@ -310,18 +312,18 @@ def test_answers_are_counted_and_observed() -> None:
         assert other.version is None
         assert other.status == 404
         assert "'other'" in other.text
-        assert not api.work.observer.observer.under_way
+        assert not api.watching.observer.under_way
 
 
 def test_a_request_is_traced_whose_caller_records_the_trace() -> None:
     sampled = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     with front() as api:
         for levels in (["OFF"], ["TIMESTAMPS"]):
-            api.trace_settings.update("", read_changes({"trace_level": levels}))
+            api.watching.trace_settings.update("", read_changes({"trace_level": levels}))
             body = {"input": ["one", "two"], "model": "minilm"}
             assert api.ask("/v1/embeddings", body, traceparent=sampled).status == 200
             assert api.ask("/v1/embeddings", {**body, "input": ""}, traceparent=sampled).status == 400
-    answered, refused = api.traced
+    answered, refused = api.watching.traced
     assert (answered.route, answered.model, answered.rows, answered.status) == ("/v1/embeddings", "minilm", 2, 200)
     assert answered.traceparent == sampled
     assert 0 < answered.planned_ns <= answered.answered_ns

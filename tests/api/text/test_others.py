@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.api.text.support import CLASSIFIER, RERANKER, Double, Front, as_vector, front, key_file, vector_of
+from tests.api.text.doubles import CLASSIFIER, RERANKER, Double, as_vector, vector_of
+from tests.api.text.front import Front, front, key_file
 from toutates.access.key_file import read_key_file
 from toutates.access.quotas import Quotas
 from toutates.api.text import large_json

@@ -10,19 +10,9 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from tests.api.text.support import (
-    CLASSIFIER,
-    EMBEDDER,
-    RERANKER,
-    SPARSE,
-    Double,
-    Front,
-    as_vector,
-    front,
-    key_file,
-    request,
-    vector_of,
-)
+from tests.api.text.doubles import CLASSIFIER, EMBEDDER, RERANKER, SPARSE, Double, as_vector, vector_of
+from tests.api.text.front import Front, front, key_file
+from tests.api.text.line import request
 from tests.waiting import wait_until
 from toutates.api.restrictions import RestrictedProtocol
 from toutates.backends.text.interface import Scores
@@ -292,7 +282,7 @@ def test_a_caller_who_leaves_is_nobodys_problem() -> None:
         def is_over() -> bool:
             while api.worker.soon:
                 api.worker.soon.pop(0)()
-            return not api.work.observer.observer.under_way
+            return not api.watching.observer.under_way
 
         wait_until(is_over)
         assert not api.worker.bugs
