@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import grpc
 import httpx
 import pytest
 
@@ -225,8 +226,14 @@ def test_no_caller_is_kept_more_than_the_server_has_room_for(narrow: ServerProce
         message = request("sender", Tensor.of("x", "FP32", [[200, 1, 0, 0]]))
         stream = channel.stream_stream(f"{SERVICE}ModelStreamInfer")(iter([message.SerializeToString()]), timeout=120)
         wait_until(lambda: noted.exists() and bool(noted.read_text()))
-        responses = [pb.ModelStreamInferResponse.FromString(one) for one in stream]
-    assert "what the server's buffer has room for" in responses[-1].error_message
+        responses, end = [], ""
+        try:
+            for one in stream:
+                responses.append(pb.ModelStreamInferResponse.FromString(one))
+                end = responses[-1].error_message
+        except grpc.RpcError as error:  # several responses came in one round, and the last of them found no room
+            end = f"{error.code().name}: {error.details()}"
+    assert "what the server's buffer has room for" in end or end.startswith("RESOURCE_EXHAUSTED: the server holds ")
     assert len(responses) < 40
 
 

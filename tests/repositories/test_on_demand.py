@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import trio
+import trio.testing
 
 from tests.repositories.test_control import managing, put
 from toutates.models.manager import ModelManager
@@ -148,6 +149,7 @@ def test_no_load_begins_once_the_server_exits(tmp_path: Path, monkeypatch: pytes
                     await trio.sleep(0.005)
                 nursery.cancel_scope.cancel()
                 with trio.CancelScope(shield=True):
+                    await trio.testing.wait_all_tasks_blocked()  # else the load may end before anybody was told
                     go_on["small"].set()
                     while (entry := manager.entry("small")) is None or not entry.served():  # noqa: ASYNC110
                         await trio.sleep(0.005)
