@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import trio
@@ -18,6 +19,7 @@ from toutates.models.load_counters import LoadCounters
 from toutates.models.table import ModelTable
 from toutates.net import Worker
 from toutates.net.listening import bind
+from toutates.observe.http.connections import ConnectionTable
 from toutates.observe.http.http_thread import serving_http
 from toutates.observe.status.app import make_site
 from toutates.observe.view import ServerView
@@ -51,14 +53,15 @@ def view_of(
 
 
 @contextmanager
-def http_side(view: ServerView | None = None, **options: Any) -> Iterator[int]:
-    """Serve for the block, which gets the port; ``options`` are ``make_site``'s."""
+def http_side(view: ServerView | None = None, table: ConnectionTable | None = None, **options: Any) -> Iterator[int]:
+    """Serve for the block, which gets the port; ``table`` takes the connections, ``options`` are ``make_site``'s."""
     (listener,) = bind(Address("127.0.0.1", 0), "--metrics-addr")
     port: int = listener.getsockname()[1]
     begun, end = threading.Event(), threading.Event()
 
     async def main() -> None:
-        async with serving_http(listener, lambda: make_site(view or view_of(), **options), Placement()):
+        site = partial(make_site, view or view_of(), **options)
+        async with serving_http(listener, site, Placement(), table=table):
             begun.set()
             await trio.to_thread.run_sync(end.wait)
 

@@ -20,7 +20,7 @@ from toutates.h2grpc import Limits
 from toutates.models.table import ModelEntry, ModelState, ModelTable, VersionEntry
 from toutates.net import Worker
 from toutates.observe.debug.profiler import THREAD_NAME as PROFILER
-from toutates.observe.http import connections, http_thread
+from toutates.observe.http.connections import ConnectionLimits, ConnectionTable, HttpConnection
 from toutates.observe.metrics.exposition import Exposition, Format
 from toutates.observe.status.status import MAX_VERSIONS
 
@@ -283,24 +283,23 @@ def test_many_scrapes_cost_one_text() -> None:
     assert metrics.made <= 1 + took / 4
 
 
-def test_a_scraper_that_never_reads_is_cut_off_and_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "SEND_S", 1.0)
-    deaf: list[connections.HttpConnection] = []
+def test_a_scraper_that_never_reads_is_cut_off_and_holds_up_nobody() -> None:
+    deaf: list[HttpConnection] = []
     cut_off = threading.Event()
 
-    class Kept(connections.ConnectionTable):
-        def add(self, connection: connections.HttpConnection) -> None:
+    class Seen(ConnectionTable):
+        def add(self, connection: HttpConnection) -> None:
             if not deaf:
                 deaf.append(connection)  # the first one
             super().add(connection)
 
-        def remove(self, connection: connections.HttpConnection) -> None:
+        def remove(self, connection: HttpConnection) -> None:
             super().remove(connection)
             if connection is deaf[0]:
                 cut_off.set()
 
-    monkeypatch.setattr(http_thread, "ConnectionTable", Kept)
-    with http_side(metrics=CountingMetrics(pieces=300, piece=b"x" * 100_000)) as port:
+    table = Seen(ConnectionLimits(send_s=1.0))
+    with http_side(table=table, metrics=CountingMetrics(pieces=300, piece=b"x" * 100_000)) as port:
         with closing(raw(port)) as peer:
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
             peer.sendall(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n")
@@ -312,10 +311,10 @@ def test_a_scraper_that_never_reads_is_cut_off_and_holds_up_nobody(monkeypatch: 
         assert len(get(port, "/metrics").body) == 30_000_000
 
 
-def test_the_end_waits_for_nobody_who_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "SEND_S", 3_600.0)  # which nobody waits for
+def test_the_end_waits_for_nobody_who_does_not_read() -> None:
+    table = ConnectionTable(ConnectionLimits(send_s=3_600.0))  # which nobody waits for
     peers = []
-    with http_side(metrics=CountingMetrics(pieces=300, piece=b"x" * 100_000)) as port:
+    with http_side(table=table, metrics=CountingMetrics(pieces=300, piece=b"x" * 100_000)) as port:
         for request in (b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n", b"GET / HT", b""):
             peers.append(raw(port))
             peers[-1].sendall(request)
@@ -324,11 +323,11 @@ def test_the_end_waits_for_nobody_who_does_not_read(monkeypatch: pytest.MonkeyPa
         peer.close()
 
 
-def test_more_connections_than_there_may_be_take_the_place_of_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_connections_than_there_may_be_take_the_place_of_the_oldest() -> None:
     peers = []
     with http_side() as port:
         try:
-            peers += [raw(port) for _ in range(3 * connections.MAX_CONNECTIONS)]
+            peers += [raw(port) for _ in range(3 * ConnectionLimits().most)]
             assert get(port, "/health/live").status == 200
             assert all_of(peers[0]) == b""
             peers[-1].sendall(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
@@ -338,10 +337,10 @@ def test_more_connections_than_there_may_be_take_the_place_of_the_oldest(monkeyp
                 peer.close()
 
 
-def test_newcomers_that_ask_for_nothing_cut_off_nobody_who_has_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 20)
+def test_newcomers_that_ask_for_nothing_cut_off_nobody_who_has_asked() -> None:
+    limits = ConnectionLimits(most=20)
     asks = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n"
-    with http_side() as port, ExitStack() as stack:
+    with http_side(table=ConnectionTable(limits)) as port, ExitStack() as stack:
 
         def opened(octets: bytes) -> socket.socket:
             peer = stack.enter_context(closing(raw(port)))
@@ -352,7 +351,7 @@ def test_newcomers_that_ask_for_nothing_cut_off_nobody_who_has_asked(monkeypatch
             peer.sendall(asks)
             return b"live\n" in peer.recv(65_536)
 
-        scrapers = [opened(b"") for _ in range(connections.MAX_CONNECTIONS)]
+        scrapers = [opened(b"") for _ in range(limits.most)]
         assert all(answered(scraper) for scraper in scrapers)
         # Some begin a request, and no newcomer ends it.
         newcomers = [opened(begun) for begun in (b"", b"GET / HTTP/1.1\r\n") for _ in range(100)]
@@ -364,20 +363,12 @@ def test_newcomers_that_ask_for_nothing_cut_off_nobody_who_has_asked(monkeypatch
         assert all(answered(scraper) for scraper in scrapers[1:])
 
 
-def test_connections_that_are_closed_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "LAST_ANSWER_S", 0.1)
-    tables = []
-
-    class Kept(connections.ConnectionTable):
-        def __init__(self) -> None:
-            super().__init__()
-            tables.append(self)
-
-    monkeypatch.setattr(http_thread, "ConnectionTable", Kept)
-    with http_side() as port:
+def test_connections_that_are_closed_are_forgotten() -> None:
+    table = ConnectionTable(ConnectionLimits(last_answer_s=0.1))
+    with http_side(table=table) as port:
         for _ in range(30):
             assert get(port, "/health/live").status == 200
-        wait_until(lambda: not len(tables[0]))
+        wait_until(lambda: not len(table))
 
 
 @pytest.mark.parametrize(
@@ -416,27 +407,23 @@ def test_a_body_that_nobody_wants_is_not_kept(port: int) -> None:
     assert get(port, "/health/live").status == 200
 
 
-def test_a_request_that_does_not_come_to_its_end_is_answered_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "KEEP_ALIVE_S", 0.5)
-    with http_side() as port, closing(raw(port)) as peer:
+def test_a_request_that_does_not_come_to_its_end_is_answered_and_ended() -> None:
+    with http_side(table=ConnectionTable(ConnectionLimits(keep_alive_s=0.5))) as port, closing(raw(port)) as peer:
         peer.sendall(b"GET / HTTP/1.1\r\nhost: local")
         assert all_of(peer).startswith(b"HTTP/1.1 408 ")
 
 
-def test_a_connection_that_asks_for_nothing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "KEEP_ALIVE_S", 0.3)
-    monkeypatch.setattr(connections, "SILENCE_S", 0.5)
-    monkeypatch.setattr(connections, "SWEEP_S", 0.1)
-    with http_side() as port, closing(raw(port)) as silent, closing(raw(port)) as peer:
+def test_a_connection_that_asks_for_nothing_ends() -> None:
+    table = ConnectionTable(ConnectionLimits(keep_alive_s=0.3, silence_s=0.5, sweep_s=0.1))
+    with http_side(table=table) as port, closing(raw(port)) as silent, closing(raw(port)) as peer:
         peer.sendall(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert all_of(peer).endswith(b"live\n")
         assert all_of(silent) == b""
 
 
-def test_a_connection_that_is_to_end_says_so_in_its_last_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "KEEP_ALIVE_S", 0.0)
-    monkeypatch.setattr(connections, "SWEEP_S", 0.05)
-    with http_side() as port, closing(raw(port)) as peer, peer.makefile("rb") as answers:
+def test_a_connection_that_is_to_end_says_so_in_its_last_answer() -> None:
+    table = ConnectionTable(ConnectionLimits(keep_alive_s=0.0, sweep_s=0.05))
+    with http_side(table=table) as port, closing(raw(port)) as peer, peer.makefile("rb") as answers:
         fields = b""
         while b"connection: close\r\n" not in fields:
             assert b"connection: " not in fields
@@ -449,10 +436,13 @@ def test_a_connection_that_is_to_end_says_so_in_its_last_answer(monkeypatch: pyt
         assert answers.read() == b""
 
 
-def test_requests_that_come_at_once_are_answered_in_their_order(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "LAST_ANSWER_S", 60.0)  # however slow the machine is
+#: However slow the machine is.
+PATIENT: Final = ConnectionLimits(last_answer_s=60.0)
+
+
+def test_requests_that_come_at_once_are_answered_in_their_order() -> None:
     paths = ("/health/live", "/nothing", "/metrics", "/health/ready", "/status.json?history=x")
-    with closing(raw(port)) as peer:
+    with http_side(table=ConnectionTable(PATIENT), metrics=CountingMetrics()) as port, closing(raw(port)) as peer:
         peer.sendall(b"".join(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode() for path in paths))
         peer.shutdown(socket.SHUT_WR)
         answers = all_of(peer)
@@ -461,16 +451,12 @@ def test_requests_that_come_at_once_are_answered_in_their_order(port: int, monke
     assert answers.index(b"\r\n\r\nlive") < answers.index(b"up 1") < answers.index(b"\r\n\r\nready")
 
 
-def test_what_an_endpoint_raises_is_logged_and_ends_nothing(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connections, "LAST_ANSWER_S", 60.0)  # however slow the machine is
-
+def test_what_an_endpoint_raises_is_logged_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(CountingMetrics):
         def render(self, form: Format) -> Iterator[bytes]:
             raise ZeroDivisionError("no metrics today")
 
-    with http_side(metrics=Broken()) as port, closing(raw(port)) as peer:
+    with http_side(table=ConnectionTable(PATIENT), metrics=Broken()) as port, closing(raw(port)) as peer:
         for _ in range(3):
             assert get(port, "/metrics").status == 500
         peer.sendall(

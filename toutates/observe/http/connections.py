@@ -12,6 +12,7 @@ import select
 import ssl
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Final
 
 import trio
@@ -21,40 +22,52 @@ from toutates.observe.http.responses import Response, text_response
 from toutates.observe.http.site import Asked, Site
 from toutates.observe.http.turns import Flow, Lanes
 
-__all__ = ["MAX_CONNECTIONS", "ConnectionTable", "HttpConnection", "hung_up", "is_probe"]
+__all__ = ["ConnectionLimits", "ConnectionTable", "HttpConnection", "hung_up", "is_probe"]
 
-#: Connections at once; those of scrapers, probes and browsers are a handful.
-MAX_CONNECTIONS: Final = 128
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """How many connections there may be, and for how long, in seconds.
+
+    Attributes:
+        most: connections at once; those of scrapers, probes and browsers are a handful.
+        send_s: within which a peer takes CHUNK_BYTES, or loses its connection.
+        keep_alive_s: how long a connection without a request is kept, and how long a request may take to come: longer
+            than the usual pause between two scrapes, so that they need no new connection.
+        silence_s: without a byte in either direction after which a connection ends; no answer takes so long to make. A
+            connection without a request is told to leave after ``keep_alive_s``, by the answer to its next one, and
+            ends then too.
+        last_answer_s: for which a peer that has shut down its side is still answered.
+        sweep_s: between two searches for silent connections.
+    """
+
+    most: int = 128
+    send_s: float = 10.0
+    keep_alive_s: float = 75.0
+    silence_s: float = 90.0
+    last_answer_s: float = 2.0
+    sweep_s: float = 5.0
+
+
 #: Beyond them, at most, connections that have not asked for anything yet: while all others have, a client gets in so.
 NEWCOMERS: Final = 32
 #: Bytes per read: what a peer can make us parse in one turn.
 READ_BYTES: Final = 8_192
-#: Bytes that a peer takes within SEND_S seconds, or loses its connection.
+#: Bytes that a peer has to take within a time, see ``ConnectionLimits``.
 CHUNK_BYTES: Final = 65_536
-SEND_S: Final = 10.0
-#: How long a connection without a request is kept, and how long a request may take to come: longer than the usual pause
-#: between two scrapes, so that they need no new connection.
-KEEP_ALIVE_S: Final = 75.0
-#: Seconds without a byte in either direction after which a connection ends; no answer takes so long to make. A
-#: connection without a request is told to leave after KEEP_ALIVE_S, by the answer to its next one, and ends then too.
-SILENCE_S: Final = 90.0
 #: At the end, connections without a request are waited for where they were used in the last so many seconds.
 LATELY_S: Final = 10.0
 #: Seconds that a TLS handshake may take.
 HANDSHAKE_S: Final = 10.0
-#: Seconds for which a peer that has shut down its side is still answered.
-LAST_ANSWER_S: Final = 2.0
 #: Before a connection is closed, what the peer still sends is read and dropped: for LAST_LOOK_S seconds, up to
 #: LAST_BYTES bytes.
 LAST_LOOK_S: Final = 0.5
 LAST_BYTES: Final = 262_144
-#: Seconds between two searches for silent connections.
-SWEEP_S: Final = 5.0
 #: While an answer takes long: seconds between two checks whether its client still waits.
 GONE_LOOK_S: Final = 0.1
 
 #: Requests are answered one by one, each in its connection's turn.
-LIMITS: Final = Limits(max_pipelined=1, keep_alive_s=int(KEEP_ALIVE_S))
+LIMITS: Final = Limits(max_pipelined=1, keep_alive_s=int(ConnectionLimits().keep_alive_s))
 
 #: How a probe's request begins. A request that only begins like one uses the probes' budget until its path is known.
 _PROBE: Final = re.compile(rb"(?:GET|HEAD) /health/")
@@ -69,9 +82,16 @@ class ConnectionTable:
     """The connections that are open, those used longest ago first. Used in one Trio run.
 
     Newcomers, which have not asked for anything yet, take the places of newcomers alone.
+
+    Args:
+        limits: of the connections.
+
+    Attributes:
+        limits: as given.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limits: ConnectionLimits | None = None) -> None:
+        self.limits = limits or ConnectionLimits()
         self._newcomers: OrderedDict[HttpConnection, None] = OrderedDict()
         self._asked: OrderedDict[HttpConnection, None] = OrderedDict()
         self._empty = trio.Event()
@@ -88,7 +108,7 @@ class ConnectionTable:
 
     def add(self, connection: HttpConnection) -> None:
         """Add a connection. If there are too many, the newcomer used longest ago is closed."""
-        if len(self) >= MAX_CONNECTIONS and len(self._newcomers) >= NEWCOMERS:
+        if len(self) >= self.limits.most and len(self._newcomers) >= NEWCOMERS:
             self._evict(self._newcomers)
         self._newcomers[connection] = None
         if self.left_at is not None:
@@ -99,7 +119,7 @@ class ConnectionTable:
         if connection in self._newcomers:
             del self._newcomers[connection]
             self._asked[connection] = None
-            if len(self._asked) > MAX_CONNECTIONS:
+            if len(self._asked) > self.limits.most:
                 self._evict(self._asked)
 
     def _evict(self, connections: OrderedDict[HttpConnection, None]) -> None:
@@ -150,12 +170,12 @@ class ConnectionTable:
     async def sweep(self) -> None:
         """Close silent connections, for ever."""
         while True:
-            await trio.sleep(SWEEP_S)
+            await trio.sleep(self.limits.sweep_s)
             now = trio.current_time()
             for connection in self:
-                if connection.used_at < now - SILENCE_S:
+                if connection.used_at < now - self.limits.silence_s:
                     connection.abort()
-                elif connection.used_at < now - KEEP_ALIVE_S and connection.is_idle:
+                elif connection.used_at < now - self.limits.keep_alive_s and connection.is_idle:
                     connection.leave()
 
 
@@ -192,6 +212,7 @@ class HttpConnection:
         if tls is not None:
             self._stream = trio.SSLStream(stream, tls, server_side=True, https_compatible=True)
         self._table = table
+        self._limits = table.limits
         self._lanes = lanes
         self._site = site
         self._failed = failed
@@ -271,10 +292,10 @@ class HttpConnection:
         began = trio.current_time()
         if await self._flow.turn() and (ended := hung_up(self._socket)):
             now = trio.current_time()
-            if ended & ~select.POLLRDHUP or now - began > LAST_ANSWER_S:
+            if ended & ~select.POLLRDHUP or now - began > self._limits.last_answer_s:
                 self.abort()
                 await trio.lowlevel.checkpoint_if_cancelled()
-            self._scope.deadline = min(self._scope.deadline, now + LAST_ANSWER_S)
+            self._scope.deadline = min(self._scope.deadline, now + self._limits.last_answer_s)
 
     async def _answer(self, request: Request) -> None:
         """Answer a request when it is its turn."""
@@ -289,14 +310,14 @@ class HttpConnection:
         except Exception as error:
             self._failed(error)
             request.respond(*_FAILED)
-        self._due = trio.current_time() + KEEP_ALIVE_S
+        self._due = trio.current_time() + self._limits.keep_alive_s
 
     async def _wait_gone(self) -> None:
-        """Return when the peer has left, or LAST_ANSWER_S after it has shut down its side."""
+        """Return when the peer has left, or ``last_answer_s`` after it has shut down its side."""
         while not (ended := hung_up(self._socket)):  # noqa: ASYNC110  # only the kernel knows
             await trio.sleep(GONE_LOOK_S)
         if not ended & ~select.POLLRDHUP:
-            await trio.sleep(LAST_ANSWER_S)
+            await trio.sleep(self._limits.last_answer_s)
 
     # --- bytes -------------------------------------------------------------------------------------------------------
 
@@ -309,7 +330,7 @@ class HttpConnection:
         if self._http.receiving is Receiving.IDLE:
             data = bytes(await self._stream.receive_some(READ_BYTES))
             self._flow.move_to(self._lanes.prompt if _PROBE.match(data) else self._lanes.other)
-            self._due = trio.current_time() + KEEP_ALIVE_S
+            self._due = trio.current_time() + self._limits.keep_alive_s
         else:
             with trio.move_on_at(self._due) as limit:
                 data = bytes(await self._stream.receive_some(READ_BYTES))
@@ -324,14 +345,14 @@ class HttpConnection:
         """Send the output of the connection.
 
         Raises:
-            trio.BrokenResourceError: the peer is gone, or did not take it within SEND_S.
+            trio.BrokenResourceError: the peer is gone, or did not take it within ``send_s``.
         """
         pieces = self._http.take_output()
         self._sending = bool(pieces)
         for piece in pieces:
             rest = memoryview(piece)
             while rest:
-                with trio.move_on_after(SEND_S) as limit:
+                with trio.move_on_after(self._limits.send_s) as limit:
                     await self._stream.send_all(rest[:CHUNK_BYTES])
                 if limit.cancelled_caught:
                     raise trio.BrokenResourceError("the peer does not read")

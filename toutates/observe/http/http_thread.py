@@ -46,6 +46,7 @@ async def serving_http(
     placement: Placement,
     tls: Callable[[], ssl.SSLContext | None] = lambda: None,
     stop: Stop | None = None,
+    table: ConnectionTable | None = None,
 ) -> AsyncIterator[None]:
     """Serve HTTP in a thread of its own for as long as the block lasts.
 
@@ -55,14 +56,17 @@ async def serving_http(
         placement: the thread runs where the manager does, which idles too.
         tls: the context for connections to come; None for plaintext. Called in the thread.
         stop: has clients told that the server is about to stop.
+        table: takes the connections, with its limits of them; None for one with the usual limits.
     """
     stop = stop or Stop()
+    connections = ConnectionTable() if table is None else table
 
     def run() -> None:
         with running_on(placement.manager, placement.anywhere):
             try:
                 lanes = Lanes()
-                trio.run(_serve, listener, make_site, stop, lanes, tls, instruments=[CpuMeter(lanes.other.budget)])
+                meter = CpuMeter(lanes.other.budget)
+                trio.run(_serve, listener, make_site, stop, lanes, tls, connections, instruments=[meter])
             except BaseException:  # of any kind: none may pass for a failure of the thread that waits for this one
                 logger.critical(
                     "the HTTP side has failed; there are no metrics and no status page any more", exc_info=True
@@ -124,9 +128,9 @@ async def _serve(
     stop: Stop,
     lanes: Lanes,
     tls: Callable[[], ssl.SSLContext | None],
+    table: ConnectionTable,
 ) -> None:
     site = make_site()
-    table = ConnectionTable()
     common = CommonFields()
     limit: LineLimit[str] = LineLimit(lambda kind, left_out: logger.error("and %d more %s failed", left_out, kind))
 
