@@ -7,11 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import trio
 import trio.testing
 
+from tests.threads import no_threads
 from tests.waiting import DEADLINES_S, PATIENCE_S, wait_until
 from toutates.engine.pool import CREDIT_NS, QUANTUM_NS, ExecutorPool, PoolShare
 from toutates.system.gate import Gate as Gate_
@@ -183,20 +185,18 @@ def test_who_waits_for_a_turn_is_looked_after_until_it_has_it() -> None:
 
 
 def test_threads_that_cannot_be_started_leave_one_line_in_the_log_for_all_batches_that_wait(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    starts: list[threading.Thread] = []
-
-    def refuse(thread: threading.Thread) -> None:
-        starts.append(thread)
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(ExecutorPool, "start_thread", staticmethod(refuse))
     pool = ExecutorPool(1, clock_ns=lambda: 1)
-    for _ in range(5):
-        pool.put(Job())
-    assert len(starts) == pool.waiting == 5
+    done: list[int] = []
+    with no_threads():
+        for number in range(5):
+            pool.put(Job(partial(done.append, number)))
+        assert (pool.waiting, pool.threads) == (5, 0)
     assert caplog.text.count("no thread could be started") == 1
+    pool.put(Job(partial(done.append, 5)))  # which has the system asked again
+    wait_until(lambda: len(done) == 6)
+    pool.end()
 
 
 # --- what is to be done at a time ------------------------------------------------------------------------------------

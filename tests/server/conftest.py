@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,15 @@ from tests.e2e.fixtures import broken_repository, held_server, pytest_runtest_pr
 from tests.e2e.held import Runs, waiting_run
 from toutates.backends.onnx.session import ModelSession
 
-__all__ = ["broken_repository", "held_server", "pytest_runtest_protocol", "repository", "runs", "server"]
+__all__ = ["broken_repository", "few", "held_server", "pytest_runtest_protocol", "repository", "runs", "server"]
+
+
+@pytest.fixture
+def few(repository: Path, tmp_path: Path) -> Path:
+    """A repository of one model of three versions, 1, 2 and 10."""
+    (tmp_path / "few").mkdir()
+    os.symlink(repository / "versions", tmp_path / "few" / "versions")
+    return tmp_path / "few"
 
 
 @pytest.fixture

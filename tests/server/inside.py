@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,12 +15,9 @@ import pytest
 import trio
 
 from tests.waiting import PATIENCE_S, wait_until
-from toutates.engine.batched import BatchedServable
-from toutates.engine.supertensor import SuperTensor
-from toutates.models.manager import ModelManager
+from toutates.models.kinds import Kind
 from toutates.models.table import ServedVersion
 from toutates.net import GrpcService, Worker
-from toutates.server import server as server_module
 from toutates.server.options import Options
 from toutates.server.server import Server
 from toutates.system.address import Address
@@ -34,7 +31,6 @@ class Inside:
     """A server that serves."""
 
     server: Server
-    manager: ModelManager
 
     @property
     def port(self) -> int:
@@ -54,13 +50,11 @@ class Inside:
 
     def version(self, model: str) -> ServedVersion:
         """The newest version of a model."""
-        return self.manager.table.models[model].served()[-1]
+        return self.server.manager.table.models[model].served()[-1]
 
-    def supertensor(self, model: str) -> SuperTensor:
-        """The same's SuperTensor."""
-        servable = self.version(model).servable
-        assert isinstance(servable, BatchedServable)
-        return servable.supertensor
+    def occupancy(self, model: str) -> Any:
+        """How full the same is now; see ``VersionStatistics``."""
+        return self.version(model).servable.statistics().occupancy
 
     def let_an_hour_pass(self) -> None:
         """Have the workers end the calls whose deadline is in an hour or less; returns at once."""
@@ -85,7 +79,7 @@ class Inside:
 
     def wait_quiet(self) -> None:
         """Wait until nothing is left of any request: no stream, no bytes for one, no batch."""
-        servables = [version.servable for version in self.manager.table.served()]
+        servables = [version.servable for version in self.server.manager.table.served()]
 
         def is_quiet() -> bool:
             connections = [
@@ -102,27 +96,32 @@ class Inside:
         wait_until(is_quiet)
 
 
-def serve(repository: Path, visit: Callable[[Inside], None], *, finds: bool = False, **options: Any) -> int | None:
+def serve(
+    repository: Path,
+    visit: Callable[[Inside], None],
+    *,
+    finds: bool = False,
+    kinds: Sequence[Kind] = (),
+    **options: Any,
+) -> int | None:
     """Run a server in this thread and ``visit`` in another; returns the server's exit code.
 
-    Whether memory that nobody wrote is to be found in its answers, ``finds`` says.
-
     The server is stopped when the visit is over, unless it has ended by itself before.
+
+    Args:
+        repository: of its models.
+        visit: what is done while it serves.
+        finds: whether memory that nobody wrote is to be found in its answers.
+        kinds: of models that the test has of its own.
+        options: of the server, by name.
     """
-    managers: list[ModelManager] = []
-
-    class Kept(ModelManager):
-        def __init__(self, *arguments: Any, **more: Any) -> None:
-            super().__init__(*arguments, **more)
-            managers.append(self)
-
     settings = Options(
         (repository,), grpc_addr=Address("127.0.0.1", 0), **{"metrics_addr": None, "http_addr": None, **options}
     )
     code: list[int] = []
 
     async def main() -> None:
-        server = Server(settings)
+        server = Server(settings, kinds=kinds)
 
         async def run(*, task_status: trio.TaskStatus[None]) -> None:
             code.append(await server.run(task_status=task_status))
@@ -130,12 +129,11 @@ def serve(repository: Path, visit: Callable[[Inside], None], *, finds: bool = Fa
         with trio.fail_after(120):
             async with trio.open_nursery() as nursery:
                 await nursery.start(run)
-                await trio.to_thread.run_sync(visit, Inside(server, managers[0]))
+                await trio.to_thread.run_sync(visit, Inside(server))
                 if not code:
                     server.stop()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(server_module, "ModelManager", Kept)
         patch.setenv(VARIABLE, os.environ.get(VARIABLE, "1"))
         poison = current()
         before = 0 if poison is None else poison.hits

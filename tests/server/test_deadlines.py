@@ -251,13 +251,12 @@ def test_a_deadline_that_has_passed_when_the_request_is_there(models: Path, runs
 @pytest.mark.parametrize("way", WAYS)
 def test_a_call_that_ends_while_its_batch_waits_is_not_run(models: Path, runs: Runs, way: str) -> None:
     def visit(inside: Inside) -> None:
-        supertensor = inside.supertensor("slow")
         with client_of(inside.port) as busy, leaver_of(inside, way) as leaver:
             with runs.held():
                 running = begin(busy, slow(LONG))
                 runs.wait_begun(1)
                 waiting = begin(leaver.client, slow(1), *leaver.headers)
-                wait_until(lambda: supertensor.occupancy().in_flight == 2)
+                wait_until(lambda: inside.occupancy("slow").in_flight == 2)
                 leaver.leave(waiting)
                 wait_until(lambda: inside.open_streams() == 1)
             assert_answered(busy.answer(running), LONG)
@@ -274,13 +273,12 @@ def test_those_who_share_a_batch_that_waits_with_one_that_leaves_are_answered(
     models: Path, runs: Runs, way: str
 ) -> None:
     def visit(inside: Inside) -> None:
-        supertensor = inside.supertensor("slow")
         with client_of(inside.port) as busy, client_of(inside.port) as other, leaver_of(inside, way) as leaver:
             with runs.held():
                 running = begin(busy, slow(LONG))
                 runs.wait_begun(1)
                 leaving = begin(leaver.client, slow(1), *leaver.headers)
-                wait_until(lambda: supertensor.occupancy().in_flight == 2)
+                wait_until(lambda: inside.occupancy("slow").in_flight == 2)
                 staying = begin(other, slow(2))
                 assert_connected(other)  # its request has been read
                 leaver.leave(leaving)
@@ -302,13 +300,12 @@ def test_a_split_call_that_ends_while_it_waits_counts_once(
     monkeypatch.setattr(PackedLane, "note_wall", lambda *arguments: None)  # or it might be seen to come too late
 
     def visit(inside: Inside) -> None:
-        supertensor = inside.supertensor("slow")
         with client_of(inside.port) as busy, leaver_of(inside, way) as leaver:
             with runs.held():
                 running = begin(busy, slow(LONG, rows=2))
                 runs.wait_begun(1)
                 begin(busy, slow(1))
-                wait_until(lambda: supertensor.occupancy().in_flight == 2)
+                wait_until(lambda: inside.occupancy("slow").in_flight == 2)
                 # The ring is full: a request of two rows would find one place.
                 refused = begin(leaver.client, slow(1, rows=2), *leaver.headers)
                 assert leaver.client.answer(refused).status[0] == "8"
@@ -318,7 +315,7 @@ def test_a_split_call_that_ends_while_it_waits_counts_once(
                 # Three rows take both batches: the first runs, the second waits.
                 split = begin(leaver.client, slow(LONG, rows=3), *leaver.headers)
                 runs.wait_begun(3)  # the third run is that of its first half
-                wait_until(lambda: supertensor.occupancy().in_flight == 2)
+                wait_until(lambda: inside.occupancy("slow").in_flight == 2)
                 leaver.leave(split)
                 wait_until(lambda: inside.open_streams() == 0)
             inside.wait_quiet()
@@ -336,14 +333,13 @@ def test_a_split_call_that_ends_while_it_waits_counts_once(
 @pytest.mark.parametrize("way", WAYS)
 def test_a_call_that_ends_while_it_runs_runs_on_unheard(models: Path, runs: Runs, way: str) -> None:
     def visit(inside: Inside) -> None:
-        supertensor = inside.supertensor("slow")
         with leaver_of(inside, way) as leaver, client_of(inside.port) as other:
             with runs.held():
                 running = begin(leaver.client, slow(LONG), *leaver.headers)
                 runs.wait_begun(1)
                 leaver.leave(running)
                 wait_until(lambda: inside.open_streams() == 0)
-                assert supertensor.occupancy().in_flight == 1  # the caller heard while it ran
+                assert inside.occupancy("slow").in_flight == 1  # the caller heard while it ran
             inside.wait_quiet()
             leaver.assert_nothing_came(running)
             assert_counts(inside, (0, 0, 1))

@@ -81,9 +81,10 @@ def elements(*values: float, size: int = SIZE) -> bytes:
     return EncodedStrings.of(texts, (len(texts),)).content
 
 
-def have_all_runs_quick(inside: Inside) -> None:
+def have_all_runs_quick(inside: Inside, model: str = "numbers") -> None:
     """However slow the machine is."""
-    inside.supertensor("numbers")._own_batch_ns = 2**61
+    servable: Any = inside.version(model).servable
+    servable.supertensor._own_batch_ns = 2**61
 
 
 def check(ask: Ask, sizes: list[int]) -> None:
@@ -118,7 +119,7 @@ def test_answers_over_grpc_are_right_and_elements_stay_where_they_are(
 def test_requests_that_are_divided_and_copied_are_right(repository: Path, lent: list[bool]) -> None:
     def visit(inside: Inside) -> None:
         for model in ("numbers", "other"):
-            inside.supertensor(model)._own_batch_ns = 2**61
+            have_all_runs_quick(inside, model)
         with client_of(inside.port) as client:
             check(lambda content, identifier: ask_grpc(client, "divided", content, identifier), [SIZE])
             inside.wait_quiet()

@@ -260,7 +260,7 @@ def test_requests_are_counted_by_how_they_end(models: Path) -> None:
         assert requests["versions", "ok"] == 3
         assert (requests["gather", "ok"], requests["gather", "error"]) == (1, 2)
         assert (requests["", "not_found"], requests["", "error"], requests["", "resource_exhausted"]) == (51, 1, 0)
-        served = set(inside.manager.table.models)
+        served = set(inside.server.manager.table.models)
         assert {model for model, _ in requests} == {*served, ""}
         assert {key[1] for key in scrape.values if key[0] == "inference_batches_total"} == served
         assert sum(value for (_, status), value in requests.items() if status != "ok") == 54
@@ -360,7 +360,7 @@ def test_gauges_show_what_is_under_way(models: Path, runs: Runs) -> None:
                 runs.wait_begun(1)
                 for stream in streams[1:]:
                     client.send(stream, framed(slow(1)))
-                wait_until(lambda: inside.supertensor("slow").occupancy().waiting == 2)
+                wait_until(lambda: inside.occupancy("slow").waiting == 2)
                 busy = scraper()
                 refused = status_of(client, slow(1, rows=2))
             for stream in streams:

@@ -18,20 +18,14 @@ from tests.e2e.regions import own_key
 from tests.e2e.streams import answers_of, triton_stream
 from tests.graphs import model as graph
 from tests.graphs import tensor
-from tests.server import inside as inside_module
+from tests.kinds import MadeKind
 from tests.server.inside import Inside, serve
 from toutates.engine.batched import BatchedServable
 from toutates.engine.lane import Batch, PackedLane
 from toutates.engine.result import Outputs
+from toutates.engine.servable import Servable
 from toutates.engine.supertensor import SuperTensor
-from toutates.models.config.configuration import VersionConfiguration
-from toutates.models.config.describe import BackendName
-from toutates.models.inspection import InspectedVersion
-from toutates.models.manager import LoadOptions, ModelManager
-from toutates.models.repository import VersionFolder
-from toutates.models.table import ServedVersion
 from toutates.protocol.datatypes import BY_NAME
-from toutates.protocol.model_config_pb2 import ModelConfig
 from toutates.protocol.signature import Signature, TensorSpec
 
 grpc_client = pytest.importorskip("tritonclient.grpc", reason="has no wheel for free-threaded Python")
@@ -91,37 +85,21 @@ class Careless:
         pass
 
 
-class CarelessKind:
-    """Versions with a file that says what is left unwritten."""
+def careless_servable(model: str, number: int, folder: Path) -> Servable:
+    supertensor = SuperTensor(model, SIGNATURE, batch_size=8, capacity=4)
+    return BatchedServable(number, supertensor, [Careless((folder / CARELESS).read_text())])
 
-    backends = ("careless",)
 
-    def claims(self, version: VersionFolder) -> bool:
-        return (version.path / CARELESS).exists()
-
-    def load(self, model: str, configuration: VersionConfiguration) -> ServedVersion:
-        version = configuration.folder
-        supertensor = SuperTensor(model, SIGNATURE, batch_size=8, capacity=4)
-        servable = BatchedServable(version.number, supertensor, [Careless((version.path / CARELESS).read_text())])
-        config = ModelConfig(name=model, backend="careless", max_batch_size=8)
-        return ServedVersion(model, version.number, config, servable)
-
-    def inspect(self, model: str, configuration: VersionConfiguration, *, try_warmup: bool = False) -> InspectedVersion:
-        return InspectedVersion.of(model, configuration, SIGNATURE, BackendName("careless", filename=CARELESS))
+#: Versions with a file that says what is left unwritten.
+KIND = MadeKind(CARELESS, careless_servable, "careless")
 
 
 @pytest.fixture
-def careless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def careless(tmp_path: Path) -> Path:
     """A repository of careless models, for servers in this process."""
     for name in (*FOUND, "flag", "nothing"):
         (tmp_path / name / "1").mkdir(parents=True)
         (tmp_path / name / "1" / CARELESS).write_text(name)
-
-    class WithCareless(ModelManager):
-        def __init__(self, options: LoadOptions, *arguments: Any, **more: Any) -> None:
-            super().__init__(LoadOptions([CarelessKind(), *options.kinds], options.placement), *arguments, **more)
-
-    monkeypatch.setattr(inside_module, "ModelManager", WithCareless)
     return tmp_path
 
 
@@ -209,7 +187,7 @@ def test_what_a_run_has_not_written_is_an_error_on_every_path(
             status = raised.value.status()
             assert status in ("StatusCode.INTERNAL", "500", None)  # a stream's error of this client has none
 
-    assert serve(careless, visit, finds=True, allow_client_shm=True) == 0
+    assert serve(careless, visit, kinds=[KIND], finds=True, allow_client_shm=True) == 0
     assert caplog.text.count("memory that nobody wrote") >= len(FOUND)
 
 
@@ -240,7 +218,7 @@ def test_a_tensor_between_the_steps_of_an_ensemble_is_searched(careless: Path, m
             unary(inside, "both")
         assert "output 'y' of model 'row' has memory that nobody wrote" in str(raised.value)
 
-    assert serve(careless, visit, finds=member != "nothing") == 0
+    assert serve(careless, visit, kinds=[KIND], finds=member != "nothing") == 0
 
 
 #: In JSON any BOOL but 0 is ``true``, whatever its byte is.
@@ -264,7 +242,7 @@ def test_outputs_below_four_bytes_are_compared_between_two_servers(
 
     for pattern in PATTERNS:
         monkeypatch.setenv(VARIABLE, pattern)
-        assert serve(careless, visit, allow_client_shm=True) == 0
+        assert serve(careless, visit, kinds=[KIND], allow_client_shm=True) == 0
     for (model, at), (first, second) in answers.items():
         assert len(first) == len(second) == len(ROWS)
         assert follows((first, second)) is (model == "flag"), SHORT[at]

@@ -356,7 +356,7 @@ class ExecutorPool:
             thread = threading.Thread(
                 target=self._serve, args=(_Thread(),), name=f"executor-{self._numbers}", daemon=True
             )
-            self.start_thread(thread)
+            thread.start()
         except (RuntimeError, OSError, MemoryError) as error:
             if not self._limit.count("", self._clock_ns()):  # it is tried again for each batch that waits
                 logger.error("no thread could be started for the executors (%s); %d go on", error, self._threads)
@@ -365,15 +365,6 @@ class ExecutorPool:
         self._threads += 1
         self._living = [one for one in self._living if one.is_alive()]
         self._living.append(thread)
-
-    @staticmethod
-    def start_thread(thread: threading.Thread) -> None:
-        """Start a thread of the pool.
-
-        Raises:
-            RuntimeError, MemoryError: the system has none left.
-        """
-        thread.start()
 
     def _serve(self, me: _Thread) -> None:
         """A thread: do what there is to do until the pool ends."""

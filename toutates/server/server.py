@@ -25,7 +25,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -50,6 +50,7 @@ from toutates.infer.traffic.copies import Copies
 from toutates.infer.traffic.counting import traffic_counts
 from toutates.models.caching import ResponseCache
 from toutates.models.idle_cores import usable_cores
+from toutates.models.kinds import Kind
 from toutates.models.manager import LoadOptions, ModelManager
 from toutates.models.turns import EXECUTION_COUNT, Arbiter, Resources
 from toutates.observe.access_log import open_access_log
@@ -128,9 +129,11 @@ class Server:
         logs: of the process; None where somebody else takes care of the log.
         member: the parent's side, where this is one of several processes.
         late_end: ends the process where the server does not end; None where that is for somebody else.
+        kinds: of models that a program has of its own, which holds the server; they are asked before the product's.
 
     Attributes:
         shutdown: ends the server.
+        manager: of the models, once they are being loaded.
         workers: its worker threads.
         address: host and port of the gRPC service, once it is bound; the real port where options ask for port 0.
         rest_address: host and port of REST, once it is bound; None where it has no port of its own.
@@ -150,10 +153,12 @@ class Server:
         logs: Logs | None = None,
         member: Member | None = None,
         late_end: LateEnd | None = None,
+        kinds: Sequence[Kind] = (),
     ) -> None:
         self._options = options
         self._member = member
         self._late_end = late_end
+        self._kinds = kinds
         self._loads_under_way = LoadsUnderWay()
         self._logs = logs or Logs.without_output(options.log_level)
         check_ports(options)
@@ -188,6 +193,7 @@ class Server:
             options, self._placement, [name for name, _ in self._providers], self._logs, self.shutdown
         )
         self._monitoring: Monitoring
+        self.manager: ModelManager
         #: set once there is something to see of the server
         self._watched = trio.Event()
         self._copies: Copies | None = None
@@ -308,7 +314,7 @@ class Server:
                 readiness.changed()
                 self.workers.show_models()
 
-            manager = self._make_manager(executors, changed)
+            self.manager = manager = self._make_manager(executors, changed)
             control = self._make_control(manager, lambda: readiness.changed())
             demand = self._make_demand(manager, control)
             readiness = ServerReadiness(
@@ -578,16 +584,17 @@ class Server:
         sessions = SessionOptions(
             self._providers, options.custom_op_libraries, options.ort_intra_threads, options.ort_inter_threads
         )
+        own_kinds = kinds_of_models(
+            sessions,
+            self._placement,
+            allow_pickle=options.allow_pickle,
+            get_table=lambda: manager.table,
+            loads=self._model_requests,
+            under_way=self._loads_under_way,
+            copies=self._private_copies(),
+        )
         load_options = LoadOptions(
-            kinds=kinds_of_models(
-                sessions,
-                self._placement,
-                allow_pickle=options.allow_pickle,
-                get_table=lambda: manager.table,
-                loads=self._model_requests,
-                under_way=self._loads_under_way,
-                copies=self._private_copies(),
-            ),
+            kinds=[*self._kinds, *own_kinds],
             placement=self._placement,
             parallel_loads=options.parallel_loads,
             cache=self._response_cache,
