@@ -183,7 +183,7 @@ test-freethreaded: $(VENV)/.dev  ## The tests on free-threaded Python (PYTHON314
 N = 40
 
 mutants: $(VENV)/.dev  ## N mutants of the product (default 40), and which of them the tests miss (ARGS='--seed N')
-	$(BIN)/python fuzz/mutants.py --number $(N) $(ARGS)
+	$(BIN)/python -m fuzz.mutants --number $(N) $(ARGS)
 
 # Both rewrite their part of a page in docs: what attackers cost and what stops them, and the account of a soak.
 attacks: $(VENV)/.dev  ## Every attack on a server, and the table of docs/security.md (ARGS='--only NAME')

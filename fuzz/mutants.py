@@ -1,10 +1,10 @@
-"""Replace one operator of the product at a time by its opposite, and see whether the tests of its package fail.
+"""Replace one operator of the product at a time by its opposite, and see whether tests fail.
 
-    python fuzz/mutants.py --number 40 [--seed N] [--only protocol models] [--jobs 2]
+    python -m fuzz.mutants --number 40 [--seed N] [--only protocol models] [--jobs 2]
 
 A mutant is the tree with one comparison, one ``and`` or ``or``, or one ``+`` or ``-`` replaced by its opposite. It is
-killed if the tests of its own package (``tests/protocol`` for ``toutates/protocol``) fail or run for too long, and
-survives if they pass. Mutants that compute the same as the original are listed, each with the reason, in
+killed if the tests of its own package (``tests/protocol`` for ``toutates/protocol``) fail or run for too long, or those
+from outside do (``tests/e2e``). Mutants that compute the same as the original are listed, each with the reason, in
 ``equivalent_mutants.toml``; they are shown and not counted. The same seed draws the same mutants of the same tree. The
 exit status is 1 if less than 95 % were killed.
 
@@ -31,7 +31,7 @@ import threading
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,11 +41,19 @@ from typing import Final
 import coverage
 import pytest
 
+from tests.e2e.executed_lines import VARIABLE, executed_lines
+
 ROOT: Final = Path(__file__).resolve().parent.parent
 EQUIVALENT: Final = Path(__file__).with_name("equivalent_mutants.toml")
 PACKAGES: Final = ("engine", "infer", "h2grpc", "http1", "protocol", "models")
 #: The part of the mutants that tests have to kill.
 ENOUGH: Final = 0.95
+#: The tests from outside; how many of their files run at once where their lines are recorded, and for how long at most.
+OUTSIDE: Final = "e2e"
+_AT_ONCE: Final = 4
+_RECORDING_S: Final = 3_000.0
+#: Seconds of them that are tried on a mutant.
+MOST_OUTSIDE_S: Final = 120.0
 
 #: Operators of the syntax tree: how each is written, and its opposite.
 _OPPOSITES: Final[dict[type[ast.AST], tuple[str, str]]] = {
@@ -213,9 +221,7 @@ class Coverage:
         """
         who = set().union(*(self.lines.get((mutant.file, line), ()) for line in range(*mutant.lines)))
         chosen = [test for test in self.took_s if {"", test, _file_of(test)} & who] or list(self.took_s)
-        file_s: dict[str, float] = {}
-        for test in chosen:
-            file_s[_file_of(test)] = file_s.get(_file_of(test), 0.0) + self.took_s[test]
+        file_s = self._file_s(chosen)
         own = f"test_{Path(mutant.file).stem}"
         return sorted(
             chosen,
@@ -227,30 +233,73 @@ class Coverage:
             ),
         )
 
+    def _file_s(self, tests: Iterable[str]) -> dict[str, float]:
+        """Seconds that the files of tests take."""
+        file_s: dict[str, float] = {}
+        for test in tests:
+            file_s[_file_of(test)] = file_s.get(_file_of(test), 0.0) + self.took_s[test]
+        return file_s
+
+    def files_of(self, mutant: Mutant, most_s: float) -> list[str]:
+        """Files of tests that passed and execute a mutant, the quickest first, for so many seconds, but one."""
+        who = set().union(*(self.lines.get((mutant.file, line), ()) for line in range(*mutant.lines)))
+        file_s = self._file_s(self.took_s)
+        chosen: list[str] = []
+        for file in sorted(who - set(map(_file_of, self.failed)), key=file_s.__getitem__):
+            most_s -= file_s[file]
+            if chosen and most_s < 0:
+                break
+            chosen.append(file)
+        return chosen
+
 
 def _file_of(test: str) -> str:
     return test.partition("::")[0]
 
 
-class _Recorder:
-    """A plugin of pytest that finds out what ``Coverage`` holds.
+class _Reports:
+    """A plugin of pytest that notes how long tests take, and which fail."""
+
+    def __init__(self) -> None:
+        self._took_s: dict[str, float] = {}
+        self._failed: dict[str, None] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """One phase of a test has ended."""
+        self._took_s[report.nodeid] = self._took_s.get(report.nodeid, 0.0) + report.duration
+        if report.failed:
+            self._failed[report.nodeid] = None
+
+    def run(self, arguments: list[str]) -> None:
+        """Run pytest."""
+        status = pytest.main(arguments, [self])
+        if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            raise ChildProcessError(f"pytest ended with {status}")
+
+    def record(self, arguments: list[str]) -> Coverage:
+        """Run pytest; servers write down which lines they execute."""
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ[VARIABLE] = folder
+            self.run([*arguments, f"--numprocesses={_AT_ONCE}", "--dist=loadfile"])
+            return Coverage(self._took_s, list(self._failed), executed_lines(Path(folder), Path.cwd()))
+
+
+class _Recorder(_Reports):
+    """A plugin of pytest that finds out which lines of a package tests execute in their own process.
 
     Args:
-        package: of toutates, whose lines are recorded.
+        package: of toutates.
     """
 
     def __init__(self, package: str) -> None:
+        super().__init__()
         self._coverage = coverage.Coverage(data_file=None, config_file=False, source=[f"toutates/{package}"])
-        self._took_s: dict[str, float] = {}
-        self._failed: dict[str, None] = {}
 
     def record(self, arguments: list[str]) -> Coverage:
         """Run pytest."""
         self._coverage.start()
-        status = pytest.main(arguments, [self])
+        self.run(arguments)
         self._coverage.stop()
-        if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-            raise ChildProcessError(f"pytest ended with {status}")
         data = self._coverage.get_data()
         lines: dict[tuple[str, int], set[str]] = {}
         for path in data.measured_files():
@@ -258,12 +307,6 @@ class _Recorder:
             for line, contexts in data.contexts_by_lineno(path).items():
                 lines[file, line] = set(contexts)
         return Coverage(self._took_s, list(self._failed), lines)
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """One phase of a test has ended."""
-        self._took_s[report.nodeid] = self._took_s.get(report.nodeid, 0.0) + report.duration
-        if report.failed:
-            self._failed[report.nodeid] = None
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
@@ -287,7 +330,7 @@ def _run_pytest(folder: str, arguments: list[str], recorded: str) -> None:
     Args:
         folder: of the copy; what pytest prints goes to the file of the same name with ``.log``.
         arguments: pytest's.
-        recorded: a package whose ``Coverage`` is written to ``folder`` with ``.coverage``, or "".
+        recorded: a package, or OUTSIDE, whose ``Coverage`` is written to ``folder`` with ``.coverage``, or "".
     """
     os.setsid()
     os.chdir(folder)
@@ -299,7 +342,8 @@ def _run_pytest(folder: str, arguments: list[str], recorded: str) -> None:
     # pytest cannot rewrite the asserts of its plugins, which are imported already, and fails for trying to.
     arguments = ["-q", "-p", "no:cacheprovider", "--assert=plain", *arguments]
     if recorded:
-        Path(f"{folder}.coverage").write_bytes(pickle.dumps(_Recorder(recorded).record(arguments)))
+        reports = _Reports() if recorded == OUTSIDE else _Recorder(recorded)
+        Path(f"{folder}.coverage").write_bytes(pickle.dumps(reports.record(arguments)))
         status = 0
     else:
         status = int(pytest.main(arguments))
@@ -346,18 +390,19 @@ class Copy:
         return Path(f"{self.folder}.log").read_text(errors="replace")[-3_000:]
 
     def coverage_of(self, package: str, limit_s: float) -> Coverage:
-        """What the tests of a package execute, after seeing that they pass without a mutant."""
+        """What the tests of a package, or those from outside, execute, after seeing that they pass without a mutant.
+
+        Of those from outside some fail because their servers are slower; their files are left out.
+        """
         if not self.passes([f"tests/{package}"], limit_s, package):
             sys.exit(f"the tests of {package} do not run:\n{self.output}")
         found: Coverage = pickle.loads(Path(f"{self.folder}.coverage").read_bytes())
-        if found.failed and not self.passes(found.failed, limit_s):
+        if package != OUTSIDE and found.failed and not self.passes(found.failed, limit_s):
             sys.exit(f"the tests of {package} fail without a mutant:\n{self.output}")
         return found
 
-    def kills(self, mutant: Mutant, coverage: Coverage, most_s: float) -> bool:
-        """Whether the tests of its package kill a mutant."""
-        tests = coverage.tests_of(mutant)
-        limit_s = min(3 * sum(coverage.took_s[test] for test in tests) + 20, most_s)
+    def kills(self, mutant: Mutant, tests: Sequence[str], limit_s: float) -> bool:
+        """Whether tests kill a mutant: one of them fails, or they take longer."""
         file = self.folder / mutant.file
         source = file.read_bytes()
         file.write_bytes(source[: mutant.start] + mutant.new.encode() + source[mutant.end :])
@@ -372,27 +417,35 @@ def package_of(mutant: Mutant) -> str:
     return Path(mutant.file).parts[1]
 
 
-def _try_all(
-    drawn: Sequence[Mutant], copies: Sequence[Copy], coverages: dict[str, Coverage], most_s: float
-) -> Iterator[tuple[Mutant, bool]]:
+def _survivors(
+    drawn: Sequence[Mutant], copies: Sequence[Copy], tests_for: Callable[[Mutant], tuple[Sequence[str], float]]
+) -> list[Mutant]:
+    """Try mutants; returns those that survive.
+
+    Args:
+        drawn: the mutants.
+        copies: in which they are tried, one in each at a time.
+        tests_for: the tests that may kill a mutant, and how many seconds they may take.
+    """
     free: SimpleQueue[Copy] = SimpleQueue()
     for copy in copies:
         free.put(copy)
     printing = threading.Lock()
 
-    def attempt(mutant: Mutant) -> tuple[Mutant, bool]:
+    def survives(mutant: Mutant) -> bool:
+        tests, limit_s = tests_for(mutant)
         copy = free.get()
         began = time.monotonic()
         try:
-            killed = copy.kills(mutant, coverages[package_of(mutant)], most_s)
+            killed = bool(tests) and copy.kills(mutant, tests, limit_s)
         finally:
             free.put(copy)
         with printing:
             print(f"{'killed' if killed else 'SURVIVED':9}{time.monotonic() - began:5.0f} s  {mutant}", flush=True)
-        return mutant, killed
+        return not killed
 
     with ThreadPoolExecutor(len(copies)) as pool:
-        yield from pool.map(attempt, drawn)
+        return [mutant for mutant, survived in zip(drawn, pool.map(survives, drawn), strict=True) if survived]
 
 
 def main() -> int:
@@ -403,6 +456,7 @@ def main() -> int:
     known = [package for package in PACKAGES if (ROOT / "toutates" / package).is_dir()]
     parser.add_argument("--only", nargs="+", choices=known, default=known, help="packages to draw from")
     parser.add_argument("--jobs", type=int, default=2, help="mutants that are tried at the same time (default: 2)")
+    parser.add_argument("--inside", action="store_true", help="leave the tests from outside out")
     parser.add_argument("--limit", type=float, default=600, help="most seconds for the tests of one (default: 600)")
     arguments = parser.parse_args()
     candidates = all_mutants(arguments.only)
@@ -419,11 +473,27 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="toutates-mutants-") as folder:
         copies = [Copy(Path(folder) / str(number)) for number in range(arguments.jobs)]
         coverages: dict[str, Coverage] = {}
-        for package in sorted({package_of(mutant) for mutant in real}):
+
+        def record(package: str, limit_s: float) -> Coverage:
             began = time.monotonic()
-            coverages[package] = copies[0].coverage_of(package, arguments.limit)
+            found = coverages[package] = copies[0].coverage_of(package, limit_s)
             print(f"{package}: {time.monotonic() - began:.0f} s without a mutant", flush=True)
-        survivors = [mutant for mutant, killed in _try_all(real, copies, coverages, arguments.limit) if not killed]
+            return found
+
+        def inside(mutant: Mutant) -> tuple[Sequence[str], float]:
+            coverage = coverages[package_of(mutant)]
+            tests = coverage.tests_of(mutant)
+            return tests, min(3 * sum(coverage.took_s[test] for test in tests) + 20, arguments.limit)
+
+        for package in sorted({package_of(mutant) for mutant in real}):
+            record(package, arguments.limit)
+        survivors = _survivors(real, copies, inside)
+        if survivors and not arguments.inside:
+            outside = record(OUTSIDE, _RECORDING_S)
+            limit_s = 3 * MOST_OUTSIDE_S
+            survivors = _survivors(
+                survivors, copies, lambda mutant: (outside.files_of(mutant, MOST_OUTSIDE_S), limit_s)
+            )
     killed = len(real) - len(survivors)
     print(f"\nseed {arguments.seed}: {killed} of {len(real)} killed, {len(drawn) - len(real)} equivalent")
     for mutant in survivors:

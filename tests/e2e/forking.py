@@ -237,6 +237,11 @@ def _main() -> None:
     gc.freeze()  # else each child would look through all of it, and so copy it
     name, *arguments = _wait_for_requests(sys.argv[1])
     sys.argv = [name, *arguments]
+    if folder := os.environ.get("TOUTATES_TEST_LINES"):
+        # Only here: a server's interpreter need not have coverage.
+        from tests.e2e.executed_lines import record_lines
+
+        record_lines(folder)
     runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 

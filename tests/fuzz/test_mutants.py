@@ -68,3 +68,21 @@ def test_a_mutant_is_tried_by_the_tests_that_execute_it_and_those_of_its_module_
     everything = ["t/test_m.py::m", "t/test_b.py::b", "t/test_a.py::quick", "t/test_a.py::slow"]
     assert tests("") == everything  # whoever imports it
     assert tests() == everything  # perhaps a test in a process of its own
+
+
+def test_what_survives_is_tried_by_the_quickest_files_whose_servers_execute_it_and_that_passed() -> None:
+    (mutant,) = mutants_of("toutates/p/m.py", b"x = 1 + 2\n")
+    took_s = {"t/test_a.py::a": 50.0, "t/test_a.py::b": 30.0, "t/test_b.py::b": 60.0, "t/test_c.py::c": 1.0}
+    lines = {
+        ("toutates/p/m.py", 1): {"t/test_a.py", "t/test_b.py", "t/test_c.py"},
+        ("toutates/p/m.py", 2): {"t/test_d.py"},
+    }
+
+    def files(most_s: float, *failed: str) -> list[str]:
+        return Coverage(took_s, list(failed), lines).files_of(mutant, most_s)
+
+    assert files(300) == ["t/test_c.py", "t/test_b.py", "t/test_a.py"]
+    assert files(100) == ["t/test_c.py", "t/test_b.py"]
+    assert files(0) == ["t/test_c.py"]  # one at the least
+    assert files(0, "t/test_c.py::c") == ["t/test_b.py"]
+    assert Coverage(took_s, [], {}).files_of(mutant, 300) == []
