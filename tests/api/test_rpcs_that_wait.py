@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
-from tests.infer.support import KnownWorker
+from tests.infer.served import KnownWorker
 from toutates.api.grpc.on_demand import waiting_for_model
 from toutates.h2grpc import Status
 from toutates.infer.parking import Parking

@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.infer.support import KnownCall, Served, Turned, signature_of
+from tests.infer.calls import KnownCall, Turned
+from tests.infer.ports import signature_of
+from tests.infer.served import Served
 from tests.infer.test_service import request
+from tests.signatures import signature, spec
 from toutates.engine.counters import size_bucket, time_bucket
 from toutates.engine.result import BatchResult, Outputs, PendingRequest, Split, Timing
 from toutates.infer import answers, plan
 from toutates.infer.answers import is_wanted
 from toutates.models.config.labels import Labels
-from toutates.protocol.datatypes import BY_NAME, encode_bytes_tensor
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
-from toutates.protocol.signature import Signature, TensorSpec
 from toutates.protocol.strings import EncodedStrings
 from toutates.system.errors import ExecutionFailed, InvalidRequest, TooLate
 
@@ -90,12 +91,12 @@ def test_a_model_without_a_batch_dimension_answers_with_the_whole_output() -> No
     assert (list(call.response.outputs[0].shape), call.values()) == ([2, 2], [[1, 2, 3, 4]])
 
 
-TEXT = TensorSpec("text", BY_NAME["BYTES"], (1,))
-NUMBERS = TensorSpec("numbers", BY_NAME["FP32"], (3,))
+TEXT = spec("text", "BYTES", [1])
+NUMBERS = spec("numbers", "FP32", [3])
 
 
-def with_outputs(*outputs: TensorSpec, batched: bool = True) -> Signature:
-    return Signature(signature_of("A").inputs, outputs, batched=batched)
+def with_outputs(*outputs: Any, batched: bool = True) -> Any:
+    return signature(signature_of("A").inputs, outputs, batched=batched)
 
 
 def classified(name: str, count: int, rows: int = 1) -> ModelInferRequest:
@@ -120,7 +121,7 @@ def test_classes_stand_in_place_of_numbers() -> None:
         [output] = call.response.outputs
         assert (output.datatype, list(output.shape)) == ("BYTES", [len(rows), 2])
         flat = [element for row in rows for element in row]
-        assert call.response.raw_output_contents[0] == encode_bytes_tensor(np.array(flat, np.object_))
+        assert call.response.raw_output_contents[0] == EncodedStrings.of(flat, (len(flat),)).content
 
 
 def test_classes_of_a_model_without_a_batch_are_one_row() -> None:
@@ -146,7 +147,7 @@ def test_texts_are_cut_from_the_batch_and_joined() -> None:
 
 
 def test_texts_of_a_model_without_a_batch_are_sent_whole() -> None:
-    served = Served(with_outputs(TensorSpec("text", BY_NAME["BYTES"], (-1,)), batched=False))
+    served = Served(with_outputs(spec("text", "BYTES", [-1]), batched=False))
     message = request("A")
     del message.inputs[0].shape[0]
     call = served.ask(message)
@@ -313,17 +314,17 @@ def test_a_bug_costs_its_call_and_none_of_the_others(error: Any, caplog: pytest.
     assert "answering a call failed" in caplog.text
 
 
-def test_a_bug_in_writing_an_answer_is_an_internal_error(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    served = Served(with_outputs(NUMBERS))
-    calls = [served.ask(classified("numbers", 1)) for _ in range(2)]
-    calls[0].buffer = b""
+class Broken:
+    """Labels with a bug."""
 
-    def fail(*arguments: object) -> None:
+    def __getattr__(self, name: str) -> Any:
         raise ValueError("a bug")
 
-    monkeypatch.setattr(answers, "classify", fail)
+
+def test_a_bug_in_writing_an_answer_is_an_internal_error(caplog: pytest.LogCaptureFixture) -> None:
+    served = Served(with_outputs(NUMBERS), labels={0: Broken()})
+    calls = [served.ask(classified("numbers", 1)) for _ in range(2)]
+    calls[0].buffer = b""
     served.port.finish(Outputs((np.zeros((2, 3), np.float32).tobytes(),), (12,), ((3,),)))
     assert served.transport.failed == [(call, ExecutionFailed, "internal error") for call in calls]
     assert "writing a response of model 'm' failed" in caplog.text

@@ -8,7 +8,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from tests.infer.support import PEER, KnownCall, KnownServable, KnownTransport, KnownWorker, Served, signature_of
+from tests.infer.calls import PEER, KnownCall, KnownTransport
+from tests.infer.ports import KnownServable, signature_of
+from tests.infer.served import KnownWorker, Served
 from toutates.access.callers import Caller, Patterns
 from toutates.access.quotas import Bucket, Quota
 from toutates.infer.charging import ChargingInferService
@@ -58,7 +60,6 @@ class Place:
         message.raw_input_contents.append(np.zeros(4, np.int32).tobytes())
         data = message.SerializeToString()
         call = KnownCall(data, 0, len(data))
-        call.head = None  # type: ignore[attr-defined]
         cast(Any, self.service.handler)(call)
         return call
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.infer.support import PEER, KnownCall, KnownTransport, Status, Turned
+from tests.infer.calls import PEER, KnownCall, KnownTransport, Status, Turned
 from toutates.engine.result import PendingRequest, Timing
 from toutates.infer import observing
 from toutates.infer.observing import STEPS_INTERVAL, Observation, Observer, Sampling

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.infer.support import Served
+from tests.infer.served import Served
 from tests.infer.test_service import request
 from toutates.infer import plan as module
 from toutates.infer.plan import MAX_LAYOUT_BYTES, MAX_LAYOUTS, Plan

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from mmap import mmap
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.infer.support import PEER, TWO, KnownCall, KnownPort, KnownServable, Served, Turned, signature_of
+from tests.infer.calls import PEER, KnownCall, Turned
+from tests.infer.ports import TWO, KnownServable, signature_of
+from tests.infer.served import Served
 from tests.protobuf_fields import field_of
 from toutates.engine.result import BatchResult, Timing
-from toutates.engine.turns.arbiter import Member as TurnsMember
 from toutates.infer import observing, service
 from toutates.infer.inflight import Inflight
 from toutates.infer.observing import Observation, Sampling
@@ -249,17 +251,7 @@ def test_a_large_request_is_cut_and_its_rows_are_found(packed: bool) -> None:
 
 
 @pytest.mark.parametrize("width", [0, 4, LARGE_MESSAGE_BYTES])
-def test_the_first_large_request_of_a_kind_is_read_where_it_lies_too(
-    width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    buffers: list[object] = []
-    add = KnownPort.add_packed
-
-    def note(port: KnownPort, way: Any, rows: int, context: Any, buffer: Any, spans: Any) -> None:
-        buffers.append(memoryview(buffer).obj)
-        add(port, way, rows, context, buffer, spans)
-
-    monkeypatch.setattr(KnownPort, "add_packed", note)
+def test_the_first_large_request_of_a_kind_is_read_where_it_lies_too(width: int) -> None:
     served = Served(signature_of("A", "B", shape=(-1,)), packed=True)
     large, other = request("A", width=LARGE_MESSAGE_BYTES), request("B", width=width, first=7)
     large.MergeFrom(ModelInferRequest(inputs=other.inputs, raw_input_contents=other.raw_input_contents))
@@ -268,7 +260,7 @@ def test_the_first_large_request_of_a_kind_is_read_where_it_lies_too(
     message[:] = data
     served.handle(KnownCall(message, 0, len(data)))
     assert [bytes(content) for content in served.port.added[0].inputs] == list(large.raw_input_contents)
-    assert buffers == [message]
+    assert served.port.buffers == [message]
     assert served.service.counters.parsed == 1
 
 
@@ -527,7 +519,7 @@ def test_a_call_that_is_chosen_is_observed_once(clock: Turned) -> None:
 @pytest.mark.parametrize("has_target", [True, False])
 def test_what_answers_waited_for_the_worker_is_known_where_versions_have_a_target(has_target: bool) -> None:
     served = Served(ONE)
-    turns = TurnsMember([], due_ns=(lambda batch: 0) if has_target else None)
+    turns = SimpleNamespace(has_target=has_target)
     served.table = served.table_of(served.version_of(served.servable, turns=turns))
     served.ask(request("A"))
     consumer = served.port.consumer
@@ -542,7 +534,7 @@ def test_what_answers_waited_for_the_worker_is_known_where_versions_have_a_targe
 
 def test_what_a_worker_runs_itself_holds_up_what_comes_next() -> None:
     served = Served(ONE)
-    turns = TurnsMember([], due_ns=lambda batch: 0)
+    turns = SimpleNamespace(has_target=True)
     served.table = served.table_of(served.version_of(served.servable, turns=turns))
     served.ask(request("A"))
     # The round began when the machine did.

@@ -9,7 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from tests.infer.support import KnownCall, KnownServable, KnownTransport, KnownWorker, Served, signature_of
+from tests.infer.calls import KnownCall, KnownTransport
+from tests.infer.ports import KnownServable, signature_of
+from tests.infer.served import KnownWorker, Served
 from toutates.infer.parking import Parking
 from toutates.infer.rest.call import Asked, Asks
 from toutates.infer.rest.service import RestInferService

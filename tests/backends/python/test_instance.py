@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.signatures import signature, spec
 from tests.waiting import wait_until
 from toutates.backends.python.arena import Arena
 from toutates.backends.python.instance import Limits, PythonInstance
@@ -15,11 +16,9 @@ from toutates.backends.python.process import ProcessEnded
 from toutates.engine.lane import PackedLane
 from toutates.engine.result import Separate
 from toutates.engine.servable import Consumer
-from toutates.protocol.datatypes import BY_NAME
-from toutates.protocol.signature import Signature, TensorSpec
 from toutates.system.errors import ExecutionFailed
 
-SIGNATURE = Signature((TensorSpec("x", BY_NAME["FP32"], (4,)),), (TensorSpec("y", BY_NAME["FP32"], (-1,)),), True)
+SIGNATURE = signature([spec("x", "FP32", [4])], [spec("y", "FP32", [-1])])
 
 
 class Process:

@@ -7,7 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from tests.infer.support import PEER, KnownCall, KnownTransport, KnownWorker, Status
+from tests.infer.calls import PEER, KnownCall, KnownTransport, Status
+from tests.infer.served import KnownWorker
 from toutates.engine.result import Timing
 from toutates.infer.observing import Observer
 from toutates.infer.tracing.record import TracedRequest
