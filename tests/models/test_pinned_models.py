@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
 
 import trio
@@ -81,28 +80,3 @@ def test_models_load_on_every_cpu_though_the_manager_is_pinned(tmp_path: Path) -
 
     trio.run(main)
     assert seen == [allowed_cpus()] * 3
-
-
-def test_threads_that_executors_leave_behind_are_not_pinned(tmp_path: Path) -> None:
-    """Trio gives them to whatever runs in a thread next."""
-    put(tmp_path, "m", config=CONFIG.format(3))
-    placement = pinned_placement()
-    affinities: list[set[int]] = []
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            manager = manager_in(nursery, placement=placement)
-            await manager.load_all(scan(tmp_path), lambda *progress: None)
-            manager.stop()
-        together = threading.Barrier(3)
-
-        def look() -> None:
-            together.wait(120)
-            affinities.append(os.sched_getaffinity(0))
-
-        async with trio.open_nursery() as nursery:
-            for _ in range(3):
-                nursery.start_soon(trio.to_thread.run_sync, look)
-
-    trio.run(main)
-    assert affinities == [allowed_cpus()] * 3
