@@ -11,16 +11,19 @@ from toutates.protocol.model_config_pb2 import ModelConfig
 __all__ = ["entry_of", "table_of", "table_of_entries", "version_of"]
 
 
-def version_of(servable: Any, name: str = "m", number: int = 1, **more: Any) -> ServedVersion:
+def version_of(
+    servable: Any, name: str = "m", number: int = 1, description: ModelConfig | None = None, **more: Any
+) -> ServedVersion:
     """A version that is served.
 
     Args:
         servable: what answers its requests.
         name: the model's.
         number: the version's.
+        description: what ModelConfig says of it; None for its name.
         more: what else a ``ServedVersion`` has.
     """
-    return ServedVersion(name, number, ModelConfig(name=name), servable, **more)
+    return ServedVersion(name, number, description or ModelConfig(name=name), servable, **more)
 
 
 def entry_of(version: ServedVersion, state: ModelState = ModelState.READY) -> VersionEntry:

@@ -25,6 +25,7 @@ from toutates.h2grpc import (
     ConnectionTerminated,
     Event,
     GrpcError,
+    HeaderField,
     Limits,
     MessageReceived,
     Method,
@@ -38,12 +39,8 @@ from toutates.h2grpc import (
     method_table,
 )
 from toutates.h2grpc.events import InflationDue, LargeRequest
-from toutates.h2grpc.header_field import HeaderField
 from toutates.h2grpc.message_memory import MessageMemory
-from toutates.h2grpc.messages import decompress
-from toutates.h2grpc.plain import Admit
 from toutates.h2grpc.shared import Shared
-from toutates.h2grpc.vector import Vector
 
 COMPRESSIBLE = "/test.Echo/Compressible"
 MESSAGES = "/test.Echo/Messages"
@@ -78,7 +75,7 @@ METHODS = method_table(
 
 def _inflate(due: InflationDue) -> bytes | GrpcError:
     try:
-        return decompress(due.message, due.encoding, due.max_size)
+        return messages.decompress(due.message, due.encoding, due.max_size)
     except GrpcError as error:
         return error
 
@@ -94,7 +91,7 @@ def small_is_large() -> Iterator[None]:
         yield
 
 
-def elements(vector: Vector) -> list[tuple[int, int]]:
+def elements(vector: Any) -> list[tuple[int, int]]:
     """Address and size of each element of an array of ``struct iovec``."""
     return list(struct.iter_unpack("NN", ctypes.string_at(vector.address, 16 * vector.count)))
 
@@ -143,7 +140,9 @@ class Server:
     #: whether the memory of large messages is given back at once, as by handlers that answer at once
     gives_back: bool = False
     #: judges requests that are no gRPC
-    admit: Admit | None = None
+    admit: Any = None
+    #: its methods
+    methods: Any = None
 
     def __post_init__(self) -> None:
         self.dirty: list[object] = []
@@ -152,7 +151,7 @@ class Server:
         self.limit_hits = shared.limit_hits
         self.pool = shared.pool
         self.connection = ServerConnection(
-            METHODS,
+            self.methods or METHODS,
             self.limits,
             self.dirty,
             response_encoding=self.response_encoding,
@@ -170,10 +169,11 @@ class Server:
         *settings_of_peer: tuple[int, int],
         encoding: str = "",
         shared: Shared | None = None,
-        admit: Admit | None = None,
+        admit: Any = None,
+        methods: Any = None,
     ) -> Server:
         """A server whose connection is established; what it sent so far is dropped."""
-        server = cls(limits or Limits(), encoding, shared=shared, admit=admit)
+        server = cls(limits or Limits(), encoding, shared=shared, admit=admit, methods=methods)
         server.receive(PREFACE + settings(*settings_of_peer))
         server.sent()
         return server

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from tests.h2grpc import support
 from tests.h2grpc.frames import (
     CONTINUATION,
     DATA,
@@ -225,9 +224,7 @@ def test_settings_cost_more_where_many_streams_are_open() -> None:
 # --- refused calls ---------------------------------------------------------------------------------------------------
 
 
-def test_a_refusal_is_asked_for_again_with_each_call_and_a_connection_has_so_many_of_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_refusal_is_asked_for_again_with_each_call_and_a_connection_has_so_many_of_them() -> None:
     asked: list[Sequence[HeaderField]] = []
     lets_in = False
 
@@ -238,8 +235,8 @@ def test_a_refusal_is_asked_for_again_with_each_call_and_a_connection_has_so_man
     def answer(call: Call) -> None:
         raise AssertionError("a connection calls no handler")
 
-    monkeypatch.setattr(support, "METHODS", method_table([Method(UNARY, unary=answer, guard=guard)]))
-    server = Server.opened(Limits(resets=Allowance(burst=45, per_second=0, per_call=0)))
+    methods = method_table([Method(UNARY, unary=answer, guard=guard)])
+    server = Server.opened(Limits(resets=Allowance(burst=45, per_second=0, per_call=0)), methods=methods)
     assert server.receive(unary(1)) == []
     lets_in = True
     assert [event.__class__ for event in server.receive(unary(3) + unary(5))] == [Call, Call]
@@ -254,11 +251,11 @@ def test_a_refusal_is_asked_for_again_with_each_call_and_a_connection_has_so_man
     assert server.limit_hits["resets"] == 1
 
 
-def test_a_refusal_that_was_dear_to_find_out_counts_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_that_was_dear_to_find_out_counts_for_more() -> None:
     def guard(fields: Sequence[HeaderField]) -> GrpcError | None:
         return CallRefused(Status.UNAUTHENTICATED, "who are you?", cost=100)
 
-    monkeypatch.setattr(support, "METHODS", method_table([Method(UNARY, unary=lambda call: None, guard=guard)]))
-    server = Server.opened(Limits(resets=Allowance(burst=250, per_second=0, per_call=0)))
+    methods = method_table([Method(UNARY, unary=lambda call: None, guard=guard)])
+    server = Server.opened(Limits(resets=Allowance(burst=250, per_second=0, per_call=0)), methods=methods)
     assert [server.receive(unary(number)) for number in (1, 3)] == [[], []]
     assert [event.__class__ for event in server.receive(unary(5))] == [ConnectionTerminated]

@@ -11,7 +11,12 @@ from toutates.backends.ensemble.servable import EnsembleServable
 from toutates.backends.ensemble.state import Bounds
 from toutates.protocol.model_config_pb2 import ModelConfig
 
-__all__ = ["ensemble_of", "graph_of"]
+__all__ = ["config_of", "ensemble_of", "graph_of"]
+
+
+def config_of(pbtxt: str) -> ModelConfig:
+    """A configuration by its text."""
+    return text_format.Parse(pbtxt, ModelConfig())
 
 
 def graph_of(pbtxt: str, name: str = "e") -> Graph:
@@ -21,7 +26,7 @@ def graph_of(pbtxt: str, name: str = "e") -> Graph:
         pbtxt: its configuration.
         name: the ensemble's.
     """
-    return read_graph(text_format.Parse(pbtxt, ModelConfig()), name, Path("config.pbtxt"))
+    return read_graph(config_of(pbtxt), name, Path("config.pbtxt"))
 
 
 def ensemble_of(pbtxt: str, *, rows: int = 64, memory_bytes: int = 2**20, name: str = "e") -> EnsembleServable:
@@ -32,5 +37,5 @@ def ensemble_of(pbtxt: str, *, rows: int = 64, memory_bytes: int = 2**20, name: 
         rows, memory_bytes: that may be under way.
         name: the ensemble's.
     """
-    config = text_format.Parse(pbtxt, ModelConfig())
+    config = config_of(pbtxt)
     return EnsembleServable(read_graph(config, name, Path("config.pbtxt")), Bounds(rows, memory_bytes), config)

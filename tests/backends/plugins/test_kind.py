@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.backends.plugins.loading import all_kinds, inspect, load, refused
 from tests.backends.plugins.packages import (
     ROOT,
     documented_decoupled,
@@ -20,18 +21,11 @@ from tests.backends.plugins.packages import (
     write_model,
 )
 from tests.waiting import wait_until
-from toutates.backends.onnx.opening import SessionOptions
 from toutates.backends.plugins.catalogue import SHIPPED, Catalogue, Shipped
 from toutates.backends.plugins.kind import PluginKind
 from toutates.command.main import main
 from toutates.models.config.other_kinds import EXTRAS
-from toutates.models.inspection import InspectedVersion
-from toutates.models.kinds import inspect_version, load_version
-from toutates.models.repository import scan_model
-from toutates.models.table import ServedVersion
-from toutates.server.kinds import kinds_of_models
 from toutates.system.errors import ConfigurationError, ModelLoadError
-from toutates.system.placement import Placement
 
 
 @pytest.fixture
@@ -46,26 +40,6 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         if name.endswith(("_module", "_backend")):
             del sys.modules[name]
     importlib.invalidate_caches()
-
-
-def load(root: Path, model: str = "m") -> ServedVersion:
-    folder = scan_model(root / model)
-    assert not folder.problem, folder.problem
-    return load_version(
-        kinds_of_models(SessionOptions()), model, folder.versions[-1], overridden=False, placement=Placement()
-    )
-
-
-def inspect(root: Path, model: str = "m") -> InspectedVersion:
-    folder = scan_model(root / model)
-    return inspect_version(kinds_of_models(SessionOptions()), model, folder.versions[-1], try_warmup=True)
-
-
-def refused(root: Path, model: str = "m") -> str:
-    with pytest.raises((ModelLoadError, ConfigurationError)) as caught:
-        load(root, model)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_the_documented_example_is_served_and_inspected(site: Path, tmp_path: Path) -> None:
@@ -96,15 +70,13 @@ def test_a_decoupled_model_is_shown_as_such_and_not_warmed_up(site: Path, tmp_pa
 def test_a_backend_whose_package_is_not_installed_tells_the_extra(tmp_path: Path) -> None:
     catalogue = Catalogue({"lightgbm": Shipped("m:C", "lightgbm_not_here", "lightgbm", ("model.txt",))})
     write_model(tmp_path, "m", "", {"model.txt": b""})
-    [version] = scan_model(tmp_path / "m").versions
     with pytest.raises(ModelLoadError) as caught:
-        load_version([PluginKind(catalogue)], "m", version, overridden=False, placement=Placement())
+        load(tmp_path, kinds=[PluginKind(catalogue)])
     said = "the backend 'lightgbm' needs the package lightgbm_not_here, which is not installed; pip install "
     assert said in str(caught.value)
     write_model(tmp_path, "n", 'backend: "own"')
-    [version] = scan_model(tmp_path / "n").versions
     with pytest.raises(ConfigurationError) as refusal:
-        load_version([PluginKind(catalogue)], "n", version, overridden=False, placement=Placement())
+        load(tmp_path, "n", [PluginKind(catalogue)])
     assert "there is no backend of this name (got 'own'); write one of" in str(refusal.value)
     assert "or install one of lightgbm, openvino" in str(refusal.value)
 
@@ -254,21 +226,17 @@ def test_a_backend_that_hangs_in_load_is_given_up_and_freed_later(site: Path, tm
     write_model(
         tmp_path, "m", 'backend: "slow" parameters { key: "toutates.load_timeout_s" value { string_value: "1" } }'
     )
-    kinds = kinds_of_models(SessionOptions())
-    [version] = scan_model(tmp_path / "m").versions
-
-    def load_again() -> ServedVersion:
-        return load_version(kinds, "m", version, overridden=False, placement=Placement())
+    kinds = all_kinds()
 
     with pytest.raises(ModelLoadError, match="has not loaded the model within 1 s, and its thread was left to itself"):
-        load_again()
+        load(tmp_path, kinds=kinds)
     tried = sys.modules["slow_module"].Tried
     assert not tried.freed.is_set()
     with pytest.raises(ModelLoadError, match="is still busy with the last load of this version"):
-        load_again()
+        load(tmp_path, kinds=kinds)
     tried.hold.set()
     assert tried.freed.wait(120)
-    assert load_again().config.backend == "slow"
+    assert load(tmp_path, kinds=kinds).config.backend == "slow"
 
 
 def test_a_backend_that_hangs_in_its_first_run_is_given_up(site: Path, tmp_path: Path) -> None:

@@ -4,31 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 from queue import SimpleQueue
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from google.protobuf import text_format
 
+from tests.backends.ensemble.made import config_of, ensemble_of
 from tests.backends.text.serving import load, running
-from tests.cpu_time import lines_run
 from tests.ensembles import pbtxt
+from tests.tables import version_of
 from tests.text_models import make_folder
 from tests.waiting import PATIENCE_S
-from toutates.backends.ensemble.graph import read_graph
-from toutates.backends.ensemble.servable import EnsembleServable
-from toutates.backends.ensemble.state import Bounds
 from toutates.backends.text.backend import TextBackend
 from toutates.backends.text.interface import DEFAULT_OPTIONS, TextResult
 from toutates.backends.text.queue import ReadingBatch
-from toutates.backends.text.turns import RowsInTurn
-from toutates.backends.text.work import Row
 from toutates.engine.calls import ModelCall, Outcome
-from toutates.engine.lengths import Buckets
 from toutates.engine.tensor import Tensor
 from toutates.models.table import ServedVersion
 from toutates.protocol.datatypes import BY_NAME
-from toutates.protocol.model_config_pb2 import ModelConfig
 
 POOLING = ("1_Pooling", "sentence_transformers.models.Pooling", {"pooling_mode_mean_tokens": True})
 LONG = "one two three four five six " * 10
@@ -61,11 +53,9 @@ class Through:
         for at in range(depth):
             flow = {"text": "IN"} if not at else {"IN": "IN"}, {"embedding": "OUT"} if not at else {"OUT": "OUT"}
             text = pbtxt(["IN STRING [1]"], ["OUT FP32 [6]"], [(version.model, *flow)], batch=TEXTS)
-            config = text_format.Parse(text, ModelConfig())
-            graph = read_graph(config, f"e{at}", Path("config.pbtxt"))
-            servable = EnsembleServable(graph, Bounds(10_000, 2**30), config)
+            servable = ensemble_of(text, rows=10_000, memory_bytes=2**30, name=f"e{at}")
             servable.bind({need: version for need in servable.needs})
-            version = ServedVersion(f"e{at}", 1, config, servable, takes_turns=servable.takes_turns)
+            version = version_of(servable, f"e{at}", description=config_of(text), takes_turns=servable.takes_turns)
         self._calls = version.calls
         self.results: SimpleQueue[Outcome] = SimpleQueue()
 
@@ -125,32 +115,3 @@ def test_no_text_waits_behind_more_than_one_batch_of_anybody_else(
     assert len(seen) > comes + len(waited) + 5, "the others are not done by then"
     for is_read in (True, False):
         assert sum(kind is is_read and "b" not in callers for kind, callers in waited) <= len(many)
-
-
-def lines_beside(callers: int) -> tuple[int, int]:
-    """Lines that are run to take a row, and to add one, beside those of so many callers who have had a turn each."""
-    waiting: RowsInTurn = RowsInTurn(Buckets(), 1, 512, on_none_left=lambda caller, led: None)
-
-    def add(caller: object, led: int) -> None:
-        request: Any = SimpleNamespace(caller=caller, led=led)
-        waiting.add(Row(request, 0, [1, 2, 3]), 1, 3)
-
-    for caller in range(callers):
-        for _ in range(2):
-            add(caller, 0)
-    add("last", 0)
-    for caller in range(callers):
-        assert waiting.take().entries[0].context.caller == caller
-    taken = []
-    take = lines_run(lambda: taken.append(waiting.take().entries[0].context.caller))
-    assert taken == ["last"], "its row is behind those of all others"
-    put = lines_run(lambda: add("late", 1))
-    assert waiting.take().entries[0].context.caller == 0
-    assert waiting.take().entries[0].context.caller == "late"
-    return take, put
-
-
-def test_a_turn_takes_no_longer_with_ten_thousand_callers_than_with_ten() -> None:
-    (take, put), (take_many, put_many) = lines_beside(10), lines_beside(10_000)
-    assert take_many < 2 * take
-    assert put_many < 2 * put
