@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -46,7 +46,7 @@ ms: p99 before, during, after; worst during | stopped by |
 """
 
 
-def write_report(names: Sequence[str], seconds: float) -> int:
+def write_report(names: Sequence[str], seconds: float, run: Callable[[Attack, float], Outcome] | None = None) -> int:
     """Run the named attacks; all of them are written into the page, some only printed.
 
     Returns the exit code: 1 where an honest request failed, or a figure is beyond ``fuzz/attacks/bounds.py``.
@@ -54,12 +54,13 @@ def write_report(names: Sequence[str], seconds: float) -> int:
     Args:
         names: of the attacks.
         seconds: that each lasts.
+        run: runs an attack for so many seconds; None for against a server of its own.
     """
     rows: dict[str, Outcome] = {}
     failed = worse = False
     for name in names:
         try:
-            rows[name] = _run(ATTACKS[name], seconds)
+            rows[name] = (run or _run)(ATTACKS[name], seconds)
         except HonestError as error:
             print(f"{name}: an honest request failed: {error}", file=sys.stderr, flush=True)
             failed = True

@@ -72,9 +72,8 @@ def test_an_attack_that_costs_others_more_than_it_may_is_told_by_its_figures() -
     ]
 
 
-def test_make_attacks_fails_where_a_figure_is_beyond_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = outcome()
-    monkeypatch.setattr(report, "_run", lambda attack, seconds: found)
-    assert report.write_report(["rapid-reset"], 1.0) == 0
-    found = replace(found, after_mib=10_000.0)
-    assert report.write_report(["rapid-reset"], 1.0) == 1
+def test_make_attacks_fails_where_a_figure_is_beyond_its_bound() -> None:
+    good = outcome()
+    bad = replace(good, after_mib=10_000.0)
+    assert report.write_report(["rapid-reset"], 1.0, lambda attack, seconds: good) == 0
+    assert report.write_report(["rapid-reset"], 1.0, lambda attack, seconds: bad) == 1

@@ -143,10 +143,9 @@ def test_a_response_is_sent_as_soon_as_its_caller_reads(monkeypatch: pytest.Monk
     assert [seen(result)[2:] for result in taking.results] == [("outputs", False)]
 
 
-def test_all_waits_of_an_instance_take_a_part_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_waits_of_an_instance_take_a_part_of_its_time() -> None:
     now = [100.0]
-    monkeypatch.setattr("toutates.engine.open_request.time.monotonic", lambda: now[0])
-    patience = Patience()
+    patience = Patience(lambda: now[0])
     assert patience.take() == module.LONGEST_WAIT_S
     assert patience.take() == 0.0
     now[0] += 2.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Final
 
 from toutates.engine.response_counters import Kind, ResponseCounters
@@ -93,17 +94,21 @@ class Responses:
 class Patience:
     """How long an instance may still wait for callers that do not read: a part of the time that passes, a second at
     most. Any thread may use it.
+
+    Args:
+        clock_s: tells the time, seconds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._lock = threading.Lock()
         self._left_s = LONGEST_WAIT_S
-        self._at = time.monotonic()
+        self._clock_s = clock_s
+        self._at = clock_s()
 
     def take(self) -> float:
         """Take all that is left, seconds. What of it was not waited for is to be given back."""
         with self._lock:
-            now = time.monotonic()
+            now = self._clock_s()
             left_s = min(LONGEST_WAIT_S, self._left_s + (now - self._at) * WAITING_PART)
             self._left_s, self._at = 0.0, now
             return left_s
