@@ -19,9 +19,10 @@ from urllib.request import Request, urlopen
 import pytest
 
 from tests.repositories.announced import running
+from tests.repositories.support import QUICK
 from toutates.repositories.interface import Repository
 from toutates.repositories.opening import open_repositories
-from toutates.repositories.pace import LEAST_RATE
+from toutates.repositories.pace import Patience
 from toutates.repositories.specification import read_specifications
 from toutates.repositories.web.credentials import shared_key
 
@@ -35,13 +36,13 @@ KEY: Final = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1S
 
 
 @contextmanager
-def opened(url: str, cache: Path, least_rate: int = LEAST_RATE) -> Iterator[Repository]:
+def opened(url: str, cache: Path, patience: Patience = QUICK, size: int = 2**40) -> Iterator[Repository]:
     """The repository of an address, with a cache of its own, as a server opens it."""
     [one] = open_repositories(
         read_specifications([url], endpoint=None, region=None),
         cache_root=cache,
-        cache_size=2**40,
-        least_rate=least_rate,
+        cache_size=size,
+        patience=patience,
     )
     try:
         yield one

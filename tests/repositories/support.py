@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
 from tests.repositories.s3_services import Proxy, S3Service
 from toutates.repositories.cache.model_cache import ModelCache
-from toutates.repositories.pace import LEAST_RATE
+from toutates.repositories.pace import Patience
 from toutates.repositories.s3.client import S3Client
 from toutates.repositories.s3.download import THREADS
 from toutates.repositories.s3.repository import S3Repository
@@ -16,15 +17,20 @@ from toutates.repositories.specification import BucketSpecification
 from toutates.system.errors import RepositoryError
 
 __all__ = [
+    "QUICK",
     "repository",
     "s3_repository",
     "want_all_room",
 ]
 
 
-def s3_repository(place: BucketSpecification, cache: ModelCache, least_rate: int = LEAST_RATE) -> S3Repository:
+#: The same as a server's, without long pauses before what has failed is tried again.
+QUICK: Final = Patience(first_wait_s=0.001)
+
+
+def s3_repository(place: BucketSpecification, cache: ModelCache, patience: Patience = QUICK) -> S3Repository:
     """What a server makes of a bucket of S3."""
-    return S3Repository(place, cache, S3Client(place, THREADS, cache.stopping, least_rate))
+    return S3Repository(place, cache, S3Client(place, THREADS, cache.stopping, patience), patience)
 
 
 @contextmanager
@@ -34,11 +40,11 @@ def repository(
     cache: Path,
     prefix: str = "",
     size: int = 2**40,
-    least_rate: int = LEAST_RATE,
+    patience: Patience = QUICK,
 ) -> Iterator[S3Repository]:
     """A repository with a cache of its own, as another server would have it."""
     place = BucketSpecification("s3", bucket, prefix, service.endpoint, flag="--s3-bucket")
-    one = s3_repository(place, ModelCache(cache, size), least_rate)
+    one = s3_repository(place, ModelCache(cache, size), patience)
     try:
         yield one
     finally:

@@ -36,10 +36,8 @@ from toutates.repositories.artifacts.layout import artifact_models
 from toutates.repositories.artifacts.manifests import chosen_manifest, read_manifest
 from toutates.repositories.artifacts.registry_login import RegistryLogin
 from toutates.repositories.interface import Repository
-from toutates.repositories.s3 import repository
 from toutates.repositories.s3.keys import S3Object
-from toutates.repositories.web import client
-from toutates.repositories.web.client import Asked
+from toutates.repositories.web.client import Asked, HttpClient, Refused
 from toutates.system.errors import ConfigurationError, RepositoryError
 
 MODEL = {"m/1/model.onnx": b"graph", "m/1/model.onnx_data": os.urandom(200_000), "m/config.pbtxt": b'name: "m"\n'}
@@ -48,8 +46,6 @@ MODEL = {"m/1/model.onnx": b"graph", "m/1/model.onnx_data": os.urandom(200_000),
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("home")
-    monkeypatch.setattr(client, "_FIRST_WAIT", 0.001)
-    monkeypatch.setattr(repository, "_FIRST_WAIT", 0.001)
     monkeypatch.setenv("HOME", str(home))
     for name in ("NETRC", "DOCKER_CONFIG", "REGISTRY_AUTH_FILE"):
         monkeypatch.delenv(name, raising=False)
@@ -596,8 +592,8 @@ def test_a_password_is_not_sent_without_tls_for_a_registry_with_it() -> None:
     asked = Asked("--model-repository", "oci://r.io/net", "an OCI registry", "the network")
     login = RegistryLogin(asked, "r.io", "https://r.io")
     challenge = {"WWW-Authenticate": 'Bearer realm="http://r.io/token"'}
-    refused = client.Refused(401, challenge, ("https", "r.io", 443))
-    http = client.HttpClient(asked, lambda refused: None, threading.Event(), 1)
+    refused = Refused(401, challenge, ("https", "r.io", 443))
+    http = HttpClient(asked, lambda refused: None, threading.Event(), 1)
     with pytest.raises(ConfigurationError, match="to a server without TLS"):
         login.answer(refused, http)
 
@@ -629,8 +625,7 @@ def image(*layers: bytes) -> Callable[[str, str, Mapping[str, str]], Answer]:
 
 @pytest.mark.parametrize("what", ["packed", "bytes", "files"])
 def test_layers_are_bounded_in_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    monkeypatch.setattr(store, "_MAX_BYTES", 30_000)
-    monkeypatch.setattr(store, "_MAX_FILES", 5)
+    monkeypatch.setattr(store, "MAX_FILES", 5)
     size, files = (1, 3) if what == "files" else (20_000, 1)
     content = os.urandom(size) if what == "packed" else bytes(size)
     layers = [
@@ -639,7 +634,7 @@ def test_layers_are_bounded_in_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ]
     with (
         answering(image(*layers)) as server,
-        opened(f"oci://{server.url[7:]}/net:v1", tmp_path) as one,
+        opened(f"oci://{server.url[7:]}/net:v1", tmp_path, size=30_000) as one,
         pytest.raises(ConfigurationError, match=rf"more than \d+ {'bytes' if what == 'packed' else what}"),
     ):
         one.scan()

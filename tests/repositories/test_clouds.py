@@ -12,6 +12,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
@@ -21,12 +23,16 @@ import pytest
 from tests.repositories.answers import Answer, Answers, answering, dripping
 from tests.repositories.clouds import ACCOUNT, KEY, Azurite, GoogleEmulator, azurite, google_emulator, opened
 from tests.repositories.s3_services import Fault, Proxy, files_in, quiet
-from toutates.repositories import pace
+from tests.repositories.support import QUICK
+from toutates.repositories.cache.model_cache import ModelCache
 from toutates.repositories.cloud_credentials import VARIABLE
 from toutates.repositories.interface import Repository
-from toutates.repositories.s3 import repository
+from toutates.repositories.s3.repository import S3Repository
+from toutates.repositories.specification import BucketSpecification, read_specifications
 from toutates.repositories.web import azure as azure_blobs
-from toutates.repositories.web import client, gs
+from toutates.repositories.web import gs
+from toutates.repositories.web.client import tls_context
+from toutates.repositories.web.gs import GoogleStore
 from toutates.repositories.web.redirects import followed
 from toutates.system.errors import ConfigurationError, RepositoryError
 
@@ -48,8 +54,6 @@ def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "_FIRST_WAIT", 0.001)
-    monkeypatch.setattr(repository, "_FIRST_WAIT", 0.001)
     for name in list(os.environ):
         if name.startswith(("AZURE_", "GOOGLE_", "TRITON_")):
             monkeypatch.delenv(name)
@@ -308,6 +312,19 @@ def test_azure_gets_no_token_in_plain_text(tmp_path: Path, monkeypatch: pytest.M
     assert "tellnobody" not in str(caught.value)
 
 
+@contextmanager
+def google_at(endpoint: str, url: str, cache: Path) -> Iterator[Repository]:
+    """A repository of Google Cloud Storage, where that is at ``endpoint`` and wants credentials."""
+    [place] = read_specifications([url], endpoint=None, region=None)
+    assert isinstance(place, BucketSpecification)
+    kept = ModelCache(cache, 2**40)
+    one = S3Repository(place, kept, GoogleStore(place, kept.stopping, QUICK, endpoint), QUICK)
+    try:
+        yield one
+    finally:
+        one.stop()
+
+
 @pytest.mark.parametrize("by_file", [False, True])
 def test_google_by_a_service_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_file: bool) -> None:
     from cryptography.hazmat.primitives.asymmetric import rsa
@@ -320,8 +337,7 @@ def test_google_by_a_service_account(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return Answer(b"{}") if headers.get("authorization") == "Bearer tok" else Answer(status=401)
 
     with answering(answer) as service:
-        monkeypatch.setattr(gs, "_ENDPOINT", service.url)
-        with opened("gs://bucket", tmp_path / "cache") as one:
+        with google_at(service.url, "gs://bucket", tmp_path / "cache") as one:
             with pytest.raises(ConfigurationError, match="credentials are missing or not accepted") as caught:
                 one.scan()  # as anybody
             assert "GOOGLE_APPLICATION_CREDENTIALS" in caught.value.remedy
@@ -335,7 +351,7 @@ def test_google_by_a_service_account(tmp_path: Path, monkeypatch: pytest.MonkeyP
             monkeypatch.setenv(VARIABLE, str(tmp_path / "triton"))
         else:
             monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
-        with opened("gs://bucket/models", tmp_path / "cache") as one:
+        with google_at(service.url, "gs://bucket/models", tmp_path / "cache") as one:
             assert [one.scan(), one.scan()] == [[], []]
         assert len([path for _, path, _ in service.requests if path == "/token"]) == 1
 
@@ -355,9 +371,12 @@ def test_credentials_that_come_late_are_found(tmp_path: Path, monkeypatch: pytes
 
     with answering(answer) as service:
         monkeypatch.setenv("AZURE_STORAGE_SERVICE_ENDPOINT", service.url)
-        monkeypatch.setattr(gs, "_ENDPOINT", service.url)
         failed = [exceptions.DefaultCredentialsError("the machine does not tell yet")]
-        found = credentials.AnonymousCredentials()
+
+        class Found(credentials.AnonymousCredentials):  # type: ignore[misc]  # of no type
+            valid = True
+
+        found = Found()
         found.token = "tok"
 
         def default(**_: object) -> tuple[Any, None]:
@@ -366,9 +385,9 @@ def test_credentials_that_come_late_are_found(tmp_path: Path, monkeypatch: pytes
             return found, None
 
         monkeypatch.setattr("google.auth.default", default)
-        monkeypatch.setattr(credentials.AnonymousCredentials, "valid", True)
         for url in URLS:
-            with opened(url, tmp_path) as one:
+            at_google = url.startswith("gs:")
+            with google_at(service.url, url, tmp_path) if at_google else opened(url, tmp_path) as one:
                 with monkeypatch.context() as without:
                     without.setitem(sys.modules, "azure.identity", None)
                     with pytest.raises(ConfigurationError, match="access is denied"):
@@ -502,25 +521,22 @@ def test_a_listing_that_is_too_long_is_given_up(
 
 
 @pytest.mark.parametrize("status", [200, 302, 403, 503])
-def test_an_answer_of_a_byte_now_and_then_is_given_up(
-    fake: tuple[str, Answers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
-) -> None:
+def test_an_answer_of_a_byte_now_and_then_is_given_up(fake: tuple[str, Answers], tmp_path: Path, status: int) -> None:
     """Each byte comes long before anybody stops waiting for it."""
     url, service = fake
-    monkeypatch.setattr(client, "_WHOLE_SECONDS", 0.1)
     slow = Answer(bytes(16_000), status, {"Location": "/"} if status == 302 else {}, pause_s=0.01)
     service.answer = lambda method, path, headers: slow
-    with opened(url, tmp_path) as one, pytest.raises(RepositoryError, match="it takes longer than"):
+    brief = replace(QUICK, whole_s=0.1)
+    with opened(url, tmp_path, brief) as one, pytest.raises(RepositoryError, match="it takes longer than"):
         one.scan()
 
 
 @pytest.mark.parametrize("cut", [None, 3])
 def test_a_download_that_is_slower_than_allowed_is_given_up(
-    fake: tuple[str, Answers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int | None
+    fake: tuple[str, Answers], tmp_path: Path, cut: int | None
 ) -> None:
     """Also where the server ends each answer before its time is over, so that some bytes of it are always new."""
     url, service = fake
-    monkeypatch.setattr(pace, "_WINDOW_S", 0.05)
     body = bytes(2_000)
 
     def answer(method: str, path: str, headers: Mapping[str, str]) -> Answer:
@@ -531,20 +547,19 @@ def test_a_download_that_is_slower_than_allowed_is_given_up(
         return Answer(body[at:], 206 if at else 200, more, cut=cut, pause_s=0.01)
 
     service.answer = answer
-    with opened(url, tmp_path, least_rate=10**9) as one:
+    with opened(url, tmp_path, replace(QUICK, least_rate=10**9, window_s=0.05)) as one:
         [folder] = one.scan()
         with pytest.raises(RepositoryError, match=r"cannot be read now: .*less than the 1000000000 bytes per second"):
             one.fetch(folder, quiet)
     if cut is None:
-        assert len([path for _, path, _ in service.requests if "model.onnx" in path]) == client._ATTEMPTS
+        assert len([path for _, path, _ in service.requests if "model.onnx" in path]) == 4
 
 
 def test_an_answer_whose_head_comes_by_the_byte_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "HEAD_S", 0.2)
-    monkeypatch.setattr(client, "_ATTEMPTS", 1)
+    brief = replace(QUICK, head_s=0.2)
     with dripping(b"HTTP/1.1 200 OK\r\nX: ", b"x") as endpoint:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", endpoint)
-        with opened("gs://bucket", tmp_path) as one, pytest.raises(RepositoryError, match="Read timed out"):
+        with opened("gs://bucket", tmp_path, brief) as one, pytest.raises(RepositoryError, match="Read timed out"):
             one.scan()
 
 
@@ -568,16 +583,15 @@ def test_a_download_goes_on_where_each_answer_is_cut_after_a_few_bytes(
 
 
 def test_a_download_may_be_as_slow_as_it_is_where_no_rate_is_asked_for(
-    fake: tuple[str, Answers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake: tuple[str, Answers], tmp_path: Path
 ) -> None:
     url, service = fake
-    monkeypatch.setattr(pace, "_WINDOW_S", 0.05)
     service.answer = lambda method, path, headers: (
         Answer(listing(url, "m/1/model.onnx", 30))
         if "comp=list" in path or path.partition("?")[0].endswith("/o")
         else Answer(bytes(30), pause_s=0.01)
     )
-    with opened(url, tmp_path, least_rate=0) as one:
+    with opened(url, tmp_path, replace(QUICK, least_rate=0, window_s=0.05)) as one:
         assert fetched(one) == {"1/model.onnx": bytes(30)}
 
 
@@ -697,6 +711,6 @@ def test_where_there_are_no_authorities_those_of_botocore_are_trusted(
     for folder in (None, str(tmp_path)):
         monkeypatch.setattr(ssl, "get_default_verify_paths", lambda at=folder: paths._replace(cafile=None, capath=at))
         monkeypatch.setattr(ssl, "create_default_context", lambda: ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
-        assert client.tls_context().cert_store_stats()["x509_ca"] > 50
+        assert tls_context().cert_store_stats()["x509_ca"] > 50
     (tmp_path / "authority.pem").touch()
-    assert client.tls_context().cert_store_stats()["x509_ca"] == 0
+    assert tls_context().cert_store_stats()["x509_ca"] == 0

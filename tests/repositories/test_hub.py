@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,11 @@ from tests.repositories.answers import Answer, answering
 from tests.repositories.clouds import opened
 from tests.repositories.hub import Hub, hub
 from tests.repositories.s3_services import files_in, nothing_is_left, quiet
-from toutates.repositories import pace
+from tests.repositories.support import QUICK
 from toutates.repositories.cache.model_cache import ModelCache
-from toutates.repositories.hub import client
 from toutates.repositories.hub.layout import hub_model
 from toutates.repositories.hub.repository import HubRepository
-from toutates.repositories.s3 import repository as s3_repository
+from toutates.repositories.pace import Patience
 from toutates.repositories.s3.keys import S3Object
 from toutates.repositories.specification import HubSpecification, read_specifications
 from toutates.system.errors import ConfigurationError, RepositoryError
@@ -50,7 +50,6 @@ def client_of_http() -> Iterator[None]:
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    monkeypatch.setattr(client, "_FIRST_WAIT", 0.001)
     monkeypatch.setenv("HF_TOKEN", "hf_tellnobody")
     with hub() as here:
         here.token = "hf_tellnobody"
@@ -60,10 +59,10 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 @contextmanager
-def repository(cache: Path, url: str = "hf://acme/net") -> Iterator[HubRepository]:
+def repository(cache: Path, url: str = "hf://acme/net", patience: Patience = QUICK) -> Iterator[HubRepository]:
     [asked] = read_specifications([url], endpoint=None, region=None)
     assert isinstance(asked, HubSpecification)
-    one = HubRepository(asked, ModelCache(cache, 2**40))
+    one = HubRepository(asked, ModelCache(cache, 2**40), patience)
     try:
         yield one
     finally:
@@ -217,10 +216,7 @@ def test_what_is_cut_off_goes_on_where_it_was_cut(served: Hub, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("other", [b"x" * len(LARGE), b"x" * 2_000, LARGE + b"more"])
-def test_contents_of_another_digest_or_size_are_not_kept(
-    served: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: bytes
-) -> None:
-    monkeypatch.setattr(s3_repository, "_FIRST_WAIT", 0.001)
+def test_contents_of_another_digest_or_size_are_not_kept(served: Hub, tmp_path: Path, other: bytes) -> None:
     served.changed["onnx/model.onnx"] = other
     with repository(tmp_path) as remote, pytest.raises(RepositoryError):
         remote.fetch(remote.scan()[0], quiet)
@@ -268,21 +264,18 @@ def test_what_an_operator_has_to_mend_is_said(served: Hub, tmp_path: Path, url: 
 
 
 def test_a_page_of_a_byte_now_and_then_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "_FIRST_WAIT", 0.001)
-    monkeypatch.setattr(client, "_WHOLE_SECONDS", 0.1)
+    brief = replace(QUICK, whole_s=0.1)
     with answering(lambda method, path, headers: Answer(bytes(100_000), pause_s=0.01)) as slow:
         monkeypatch.setattr(constants, "ENDPOINT", slow.url)
-        with repository(tmp_path) as remote, pytest.raises(RepositoryError, match="it takes longer than"):
+        longer = pytest.raises(RepositoryError, match="it takes longer than")
+        with repository(tmp_path, patience=brief) as remote, longer:
             remote.scan()
 
 
-def test_a_download_that_is_slower_than_allowed_is_given_up(
-    served: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pace, "_WINDOW_S", 0.05)
+def test_a_download_that_is_slower_than_allowed_is_given_up(served: Hub, tmp_path: Path) -> None:
     with answering(lambda method, path, headers: Answer(LARGE, pause_s=0.01)) as slow:
         served.storage = slow.url
-        with opened("hf://acme/net", tmp_path, least_rate=10**9) as remote:
+        with opened("hf://acme/net", tmp_path, replace(QUICK, least_rate=10**9, window_s=0.05)) as remote:
             [folder] = remote.scan()
             with pytest.raises(RepositoryError, match=r"'onnx/model.onnx' cannot be read now: .*--download-min-rate"):
                 remote.fetch(folder, quiet)
@@ -304,8 +297,7 @@ def test_a_repository_that_was_stopped_asks_nothing(served: Hub, tmp_path: Path)
     assert served.requests == []
 
 
-def test_a_stop_ends_a_download_that_stalls(served: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "_TIMEOUTS", (600.0,) * 4)
+def test_a_stop_ends_a_download_that_stalls(served: Hub, tmp_path: Path) -> None:
     served.stalls = True
     with repository(tmp_path) as remote, ThreadPoolExecutor(1) as pool:
         fetching = pool.submit(remote.fetch, remote.scan()[0], quiet)

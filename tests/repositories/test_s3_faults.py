@@ -21,9 +21,8 @@ from tests.repositories.answers import dripping
 from tests.repositories.s3_services import Fault, Proxy, S3Service, cached_files, files_in, nothing_is_left, quiet
 from tests.repositories.support import repository, s3_repository
 from tests.waiting import wait_until
-from toutates.repositories import pace
 from toutates.repositories.cache.model_cache import ModelCache
-from toutates.repositories.s3 import client
+from toutates.repositories.pace import Patience
 from toutates.repositories.s3.repository import S3Repository
 from toutates.repositories.specification import BucketSpecification
 from toutates.system.errors import ConfigurationError, RepositoryError
@@ -69,12 +68,10 @@ def test_a_listing_that_comes_by_the_byte_is_given_up(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, begins: bytes, goes_on: bytes, text: str
 ) -> None:
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    monkeypatch.setattr(pace, "_WINDOW_S", 0.3)
-    monkeypatch.setattr(pace, "HEAD_S", 0.2)
-
     with dripping(begins, goes_on) as endpoint:
         place = BucketSpecification("s3", "b", "", endpoint)
-        one = s3_repository(place, ModelCache(tmp_path, 2**30), least_rate=10**6 if "rate" in text else 0)
+        patience = Patience(10**6 if "rate" in text else 0, window_s=0.3, head_s=0.2)
+        one = s3_repository(place, ModelCache(tmp_path, 2**30), patience)
         with pytest.raises(RepositoryError, match=text):
             one.scan()
         one.stop()
@@ -113,14 +110,12 @@ def test_content_that_was_changed_on_its_way_is_downloaded_again(
 
 @pytest.mark.parametrize("times", [1, 1_000])
 def test_a_part_that_is_slower_than_allowed_is_asked_for_again_and_then_given_up(
-    proxy: Proxy, moto_service: S3Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+    proxy: Proxy, moto_service: S3Service, tmp_path: Path, times: int
 ) -> None:
-    monkeypatch.setattr(pace, "_WINDOW_S", 0.5)
-    if times > 1:
-        monkeypatch.setattr(client, "_PART_ATTEMPTS", 2)
+    patience = Patience(20_000, window_s=0.5)
     bucket = moto_service.bucket({"m/1/model.onnx": LARGE})
     proxy.faults = [Fault("model.onnx", times=times, slow=True)]  # 10,000 bytes a second
-    with repository(proxy, bucket, tmp_path, least_rate=20_000) as remote:
+    with repository(proxy, bucket, tmp_path, patience=patience) as remote:
         (folder,) = remote.scan()
         gc.disable()  # which would close connections too, some time later
         try:
@@ -313,10 +308,8 @@ def test_a_model_of_which_another_file_changes_meanwhile_is_no_mixture(
 
 
 def test_an_object_that_never_stays_is_given_up(
-    proxy: Proxy, bucket: str, moto_service: S3Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    proxy: Proxy, bucket: str, moto_service: S3Service, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("toutates.repositories.s3.repository._FIRST_WAIT", 0.001)
-
     def before(line: str) -> None:
         if "model.onnx" in line:
             moto_service.put(bucket, "m/1/model.onnx", os.urandom(8))

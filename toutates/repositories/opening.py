@@ -12,7 +12,7 @@ from toutates.models.repository import ModelFolder
 from toutates.repositories.interface import Repository
 from toutates.repositories.local.file import FileRepository
 from toutates.repositories.local.repository import LocalRepository
-from toutates.repositories.pace import LEAST_RATE
+from toutates.repositories.pace import USUAL, Patience
 from toutates.repositories.s3.store import ObjectStore
 from toutates.repositories.specification import (
     ArtifactSpecification,
@@ -32,7 +32,7 @@ def open_repositories(
     cache_root: Path | None,
     cache_size: int,
     lone_name: str = "",
-    least_rate: int = LEAST_RATE,
+    patience: Patience = USUAL,
 ) -> list[Repository]:
     """The repositories, in the order given. What a cloud needs is imported and made only if asked for.
 
@@ -41,7 +41,7 @@ def open_repositories(
         cache_root: directory for what is downloaded; None for the user's.
         cache_size: bytes it may hold.
         lone_name: of a model whose graph lies alone in a local directory; "" for the directory's name.
-        least_rate: at which downloads have to come, bytes per second; 0 for any.
+        patience: how long downloads are waited for.
 
     Raises:
         ConfigurationError: the cache cannot be written, a library is missing or cannot be set up.
@@ -62,40 +62,40 @@ def open_repositories(
         if isinstance(one, HubSpecification):
             from toutates.repositories.hub.repository import HubRepository
 
-            repositories.append(HubRepository(one, cache, least_rate))
+            repositories.append(HubRepository(one, cache, patience))
             continue
         if isinstance(one, ArtifactSpecification):
             from toutates.repositories.artifacts.archive import ArchiveStore
             from toutates.repositories.artifacts.oci import OciStore
             from toutates.repositories.artifacts.repository import ArtifactRepository
 
-            artifact = OciStore(one, cache, least_rate) if one.registry else ArchiveStore(one, cache, least_rate)
-            repositories.append(ArtifactRepository(one, cache, artifact))
+            artifact = OciStore(one, cache, patience) if one.registry else ArchiveStore(one, cache, patience)
+            repositories.append(ArtifactRepository(one, cache, artifact, patience))
             continue
         from toutates.repositories.s3.repository import S3Repository
 
-        repositories.append(S3Repository(one, cache, _store(one, cache.stopping, least_rate)))
+        repositories.append(S3Repository(one, cache, _store(one, cache.stopping, patience), patience))
     return repositories
 
 
-def _store(specification: BucketSpecification, stopping: threading.Event, least_rate: int) -> ObjectStore:
+def _store(specification: BucketSpecification, stopping: threading.Event, patience: Patience) -> ObjectStore:
     """What lists and reads a bucket, a container or a web server."""
     if specification.scheme == "gs":
         from toutates.repositories.web.gs import GoogleStore
 
-        return GoogleStore(specification, stopping, least_rate)
+        return GoogleStore(specification, stopping, patience)
     if specification.scheme == "as":
         from toutates.repositories.web.azure import AzureStore
 
-        return AzureStore(specification, stopping, least_rate)
+        return AzureStore(specification, stopping, patience)
     if specification.scheme == "https":
         from toutates.repositories.web.files import WebStore
 
-        return WebStore(specification, stopping, least_rate)
+        return WebStore(specification, stopping, patience)
     from toutates.repositories.s3.client import S3Client
     from toutates.repositories.s3.download import THREADS
 
-    return S3Client(specification, THREADS, stopping, least_rate)
+    return S3Client(specification, THREADS, stopping, patience)
 
 
 def refuse_unknown(only: Collection[str], names: Sequence[str], asked_by: Mapping[str, str]) -> None:

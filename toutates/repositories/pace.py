@@ -8,21 +8,45 @@ from __future__ import annotations
 import http.client
 import io
 import math
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
-__all__ = ["CHUNK", "LEAST_RATE", "Pace", "PacedResponse", "TooSlow", "paced_pools"]
+__all__ = ["CHUNK", "LEAST_RATE", "USUAL", "Pace", "PacedResponse", "Patience", "TooSlow", "paced_pools"]
 
 #: Bytes per second of one file that have to come unless --download-min-rate says otherwise: what a modem had in 1990.
 LEAST_RATE: Final = 1024
-#: Seconds of waiting over which they are counted, so that a short pause ends nothing.
-_WINDOW_S: Final = 60.0
 #: Bytes of a piece, and seconds after which a smaller one is given out.
 CHUNK: Final = 128 * 1024
 _PATIENCE_S: Final = 1.0
-#: Seconds within which the head of an answer has to come, however many informational ones are before it.
-HEAD_S: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How slowly downloads may come, and how long is waited, in seconds.
+
+    Attributes:
+        least_rate: bytes per second of one file that have to come; 0 for any.
+        window_s: of waiting over which they are counted, so that a short pause ends nothing.
+        head_s: within which the head of an answer has to come, however many informational ones are before it.
+        whole_s: for a short content as a whole, which could come a byte at a time.
+        first_wait_s: before what has failed is tried again; doubled each time, and up to twice that at random.
+    """
+
+    least_rate: int = LEAST_RATE
+    window_s: float = 60.0
+    head_s: float = 20.0
+    whole_s: float = 60.0
+    first_wait_s: float = 0.2
+
+    def wait_s(self, failures: int) -> float:
+        """How long to wait before the next try, after so many that have failed."""
+        return self.first_wait_s * 2.0 ** (failures - 1) * (1 + random.random())
+
+
+USUAL: Final = Patience()
 
 
 class TooSlow(TimeoutError):
@@ -33,14 +57,16 @@ class Pace:
     """How one file comes, by however many answers. Used by one thread at a time.
 
     Args:
-        least_rate: bytes per second; 0 for any.
+        patience: how slowly it may come.
+        clock: tells the time, monotonic seconds.
 
     Attributes:
         misses: windows of time in which less has come.
     """
 
-    def __init__(self, least_rate: int) -> None:
-        self._least = least_rate
+    def __init__(self, patience: Patience, clock: Callable[[], float] = time.monotonic) -> None:
+        self._least, self._window_s = patience.least_rate, patience.window_s
+        self._clock = clock
         self._waited_s = 0.0
         self._came = 0
         self.misses = 0
@@ -61,9 +87,9 @@ class Pace:
             left, waited_s = CHUNK, 0.0
             try:
                 while left > 0 and waited_s < _PATIENCE_S:
-                    began = time.monotonic()
+                    began = self._clock()
                     piece = read(left)
-                    took_s = time.monotonic() - began
+                    took_s = self._clock() - began
                     if not piece:
                         break
                     pieces.append(piece)
@@ -82,7 +108,7 @@ class Pace:
         """
         self._waited_s += took_s
         self._came += size
-        if self._waited_s < _WINDOW_S:
+        if self._waited_s < self._window_s:
             return
         came, waited_s = self._came, self._waited_s
         self._came, self._waited_s = 0, 0.0
@@ -99,12 +125,12 @@ class PacedResponse(http.client.HTTPResponse):
 
     Args:
         pace: of the bytes, those of the head among them.
-        head_s: seconds; None for HEAD_S.
+        head_s: seconds.
     """
 
-    def __init__(self, pace: Pace, *arguments: Any, head_s: float | None = None, **named: Any) -> None:
+    def __init__(self, pace: Pace, *arguments: Any, head_s: float = USUAL.head_s, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._head_s = HEAD_S if head_s is None else head_s
+        self._head_s = head_s
         self._bytes = _Paced(self.fp.detach(), pace)
         self.fp = io.BufferedReader(self._bytes)
 
@@ -115,14 +141,14 @@ class PacedResponse(http.client.HTTPResponse):
         self._bytes.ends = math.inf
 
 
-def paced_pools(pools: Mapping[str, Any], least_rate: int) -> dict[str, Any]:
+def paced_pools(pools: Mapping[str, Any], patience: Patience) -> dict[str, Any]:
     """urllib3's classes of pools, by scheme, with connections whose answers are paced, each by itself.
 
     urllib3's own time limit is for single bytes.
     """
 
     def answer(*arguments: Any, **named: Any) -> PacedResponse:
-        return PacedResponse(Pace(least_rate), *arguments, **named)
+        return PacedResponse(Pace(patience), *arguments, head_s=patience.head_s, **named)
 
     def paced(pool: Any) -> Any:
         connection = type("PacedConnection", (pool.ConnectionCls,), {"response_class": staticmethod(answer)})

@@ -25,6 +25,7 @@ from toutates.repositories.control.threads import FIRST_LOOKS
 from toutates.repositories.control.waiting import Waiting
 from toutates.repositories.interface import Repository
 from toutates.repositories.opening import open_repositories
+from toutates.repositories.pace import Patience
 from toutates.server.options import Options
 from toutates.server.shutdown import Shutdown
 from toutates.server.startup_table import MOST_ROWS, placement_records, placement_table, startup_records, startup_table
@@ -140,7 +141,7 @@ class FirstLoad:
             cache_root=options.model_cache_dir,
             cache_size=options.model_cache_size,
             lone_name=options.model_name,
-            least_rate=options.download_min_rate,
+            patience=Patience(options.download_min_rate),
         )
         async with self.waiting.logged():
             await self._wait_for_directories()

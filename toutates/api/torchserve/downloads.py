@@ -16,7 +16,7 @@ from typing import IO, Any, Final
 import trio
 
 from toutates.api.torchserve.answers import Problem
-from toutates.repositories.pace import LEAST_RATE, Pace, PacedResponse
+from toutates.repositories.pace import LEAST_RATE, Pace, PacedResponse, Patience
 from toutates.repositories.web.allowed import AllowedUrls, PlainUrl
 from toutates.system.text import shown
 from toutates.system.thread_pools import ThreadPool
@@ -157,7 +157,7 @@ class _Limited(Pace):
     """A pace that ends after some time, be it within a head that never ends."""
 
     def __init__(self, least_rate: int) -> None:
-        super().__init__(least_rate)
+        super().__init__(Patience(least_rate))
         self.ends = time.monotonic() + _LONGEST_S
 
     def count(self, size: int, took_s: float) -> None:

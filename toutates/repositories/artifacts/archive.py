@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from toutates.repositories.artifacts.store import ArtifactStore, Part
 from toutates.repositories.cache.model_cache import ModelCache
-from toutates.repositories.pace import LEAST_RATE
+from toutates.repositories.pace import USUAL, Patience
 from toutates.repositories.s3.download import THREADS
 from toutates.repositories.s3.keys import S3Object
 from toutates.repositories.s3.store import ObjectChanged
@@ -23,12 +23,12 @@ class ArchiveStore(ArtifactStore):
     Args:
         specification: what the operator asked for.
         cache: see ArtifactStore.
-        least_rate: see Pace.
+        patience: how long is waited.
     """
 
-    def __init__(self, specification: ArtifactSpecification, cache: ModelCache, least_rate: int = LEAST_RATE) -> None:
+    def __init__(self, specification: ArtifactSpecification, cache: ModelCache, patience: Patience = USUAL) -> None:
         asked = Asked(specification.flag, specification.url, "a web server", "the URL, the network and HTTPS_PROXY")
-        client = HttpClient(asked, explained, cache.stopping, THREADS + 2, netrc_password(asked), least_rate=least_rate)
+        client = HttpClient(asked, explained, cache.stopping, THREADS + 2, netrc_password(asked), patience=patience)
         super().__init__(asked, client, cache, specification.url)
         self._file = WebFile(asked, client)
         self._url = specification.request_url

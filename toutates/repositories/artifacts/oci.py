@@ -12,7 +12,7 @@ from toutates.repositories.artifacts.manifests import TYPES, Manifest, chosen_ma
 from toutates.repositories.artifacts.registry_login import LOGIN, RegistryLogin
 from toutates.repositories.artifacts.store import ArtifactStore, Part
 from toutates.repositories.cache.model_cache import ModelCache
-from toutates.repositories.pace import LEAST_RATE
+from toutates.repositories.pace import USUAL, Patience
 from toutates.repositories.s3.download import THREADS
 from toutates.repositories.s3.keys import S3Object
 from toutates.repositories.specification import ArtifactSpecification
@@ -34,10 +34,10 @@ class OciStore(ArtifactStore):
     Args:
         specification: what the operator asked for.
         cache: see ArtifactStore.
-        least_rate: see Pace.
+        patience: how long is waited.
     """
 
-    def __init__(self, specification: ArtifactSpecification, cache: ModelCache, least_rate: int = LEAST_RATE) -> None:
+    def __init__(self, specification: ArtifactSpecification, cache: ModelCache, patience: Patience = USUAL) -> None:
         asked = Asked(
             specification.flag, specification.url, "an OCI registry", "the registry's name, the network and HTTPS_PROXY"
         )
@@ -45,7 +45,7 @@ class OciStore(ArtifactStore):
         host, _, self._name = rest.partition("/")
         url = f"{scheme}://{host}"
         self._login = RegistryLogin(asked, specification.registry, url)
-        client = HttpClient(asked, _explained, cache.stopping, THREADS + 2, self._login, least_rate=least_rate)
+        client = HttpClient(asked, _explained, cache.stopping, THREADS + 2, self._login, patience=patience)
         super().__init__(asked, client, cache, url)
         self._reference = specification.reference
         #: the digest of the last manifest, and what it says

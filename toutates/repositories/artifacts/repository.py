@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 from toutates.repositories.artifacts.layout import artifact_models
 from toutates.repositories.artifacts.store import ArtifactStore
 from toutates.repositories.cache.model_cache import ModelCache
+from toutates.repositories.pace import USUAL, Patience
 from toutates.repositories.s3.keys import ModelFiles, S3Object
 from toutates.repositories.s3.repository import S3Repository
 from toutates.repositories.specification import ArtifactSpecification
@@ -22,10 +23,17 @@ class ArtifactRepository(S3Repository):
         specification: what the operator asked for.
         cache: gets its files; may be shared with other repositories.
         store: that reads it.
+        patience: see S3Repository.
     """
 
-    def __init__(self, specification: ArtifactSpecification, cache: ModelCache, store: ArtifactStore) -> None:
-        super().__init__(specification, cache, store)
+    def __init__(
+        self,
+        specification: ArtifactSpecification,
+        cache: ModelCache,
+        store: ArtifactStore,
+        patience: Patience = USUAL,
+    ) -> None:
+        super().__init__(specification, cache, store, patience)
         self._asked = specification
 
     def advice(self) -> str:

@@ -24,7 +24,7 @@ __all__ = ["ArtifactStore", "Part"]
 
 #: Of what the archives of an artifact hold together: bytes and files.
 _MAX_BYTES: Final = 16 * 2**30
-_MAX_FILES: Final = 20_000
+MAX_FILES: Final = 20_000
 #: How layers of images say that a file, or all of a folder, of the layers before is gone.
 _GONE: Final = ".wh."
 _ALL_GONE: Final = ".wh..wh..opq"
@@ -127,7 +127,7 @@ class ArtifactStore(ABC):
                     continue
                 contents = self._contents(part, self._most - size)
                 count, size = count + len(contents), size + sum(one.size for one in contents.values())
-                self._check_sum("files", count, _MAX_FILES)
+                self._check_sum("files", count, MAX_FILES)
                 self._check_sum("bytes", size, self._most)
                 own = {path.removeprefix(part.below): (path, one) for path, one in contents.items()}
                 if part.below:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import random
 import re
 import socket
 import threading
@@ -20,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import quote, urljoin
 
-from toutates.repositories.pace import LEAST_RATE, Pace
+from toutates.repositories.pace import USUAL, Pace, Patience
 from toutates.repositories.s3.keys import S3Object
 from toutates.repositories.s3.store import ObjectChanged
 from toutates.repositories.specification import HubSpecification
@@ -32,11 +31,8 @@ __all__ = ["HubClient"]
 
 #: Seconds: for connecting, reading, writing, and for a connection of the pool.
 _TIMEOUTS: Final = (5.0, 20.0, 20.0, 20.0)
-#: For a page of a listing as a whole, which could come a byte at a time. Seconds.
-_WHOLE_SECONDS: Final = 60.0
 #: Requests that fail one after the other without a byte of content between them, and how long the next one waits.
 _ATTEMPTS: Final = 4
-_FIRST_WAIT: Final = 0.2  # seconds, doubled each time, and up to twice that at random
 _MAX_PAGE: Final = 16 * 2**20  # bytes of one page of a listing; the Hub's have some hundred thousand
 _MAX_OBJECTS: Final = 20_000
 _MAX_PAGES: Final = 1_000
@@ -64,18 +60,16 @@ class HubClient:
     Args:
         specification: what the operator asked for.
         stopping: once it is set, no request is sent, nor tried again.
-        least_rate: see Pace.
+        patience: how long is waited.
 
     Raises:
         ConfigurationError: huggingface_hub is not installed, or too old.
     """
 
-    def __init__(
-        self, specification: HubSpecification, stopping: threading.Event, least_rate: int = LEAST_RATE
-    ) -> None:
+    def __init__(self, specification: HubSpecification, stopping: threading.Event, patience: Patience = USUAL) -> None:
         self._specification = specification
         self._stopping = stopping
-        self._least_rate = least_rate
+        self._patience = patience
         self._lock = threading.Lock()
         #: sockets of the answers that are being read
         self._sockets: set[socket.socket] = set()
@@ -128,7 +122,7 @@ class HubClient:
         url = f"{self._files}/{quote(found.key)}"
         shown = f"{self._specification.bucket_url}/{found.key}"
         digest, at, furthest, failures = _digest_of(found), 0, 0, 0
-        pace = Pace(self._least_rate)
+        pace = Pace(self._patience)
         while at < found.size:
             try:
                 with self._answer(url, at) as (answer, is_rest):
@@ -177,13 +171,13 @@ class HubClient:
         while True:
             try:
                 body = bytearray()
-                end = time.monotonic() + _WHOLE_SECONDS
+                end = time.monotonic() + self._patience.whole_s
                 with self._answer(url, 0) as (answer, _):
                     for chunk in answer.iter_raw():  # as it comes
                         self._check_stopping()
                         body += chunk
                         if time.monotonic() > end:
-                            raise TimeoutError(f"it takes longer than {_WHOLE_SECONDS:g} s")
+                            raise TimeoutError(f"it takes longer than {self._patience.whole_s:g} s")
                         if len(body) > _MAX_PAGE:
                             raise self._no_hub()
                     following = answer.links.get("next", {}).get("url", "")
@@ -246,7 +240,7 @@ class HubClient:
                 f"{asked.flag} {asked.url} at {self._endpoint}: {problem} now: {told}; check the network, HTTPS_PROXY "
                 "and HF_ENDPOINT"
             ) from error
-        self._stopping.wait(_FIRST_WAIT * 2 ** (failures - 1) * (1 + random.random()))
+        self._stopping.wait(self._patience.wait_s(failures))
         self._check_stopping()
 
     def _unusable(self, problem: str, remedy: str) -> ConfigurationError:

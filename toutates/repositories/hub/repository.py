@@ -8,7 +8,7 @@ from toutates.models.repository import ModelFolder
 from toutates.repositories.cache.model_cache import ModelCache
 from toutates.repositories.hub.client import HubClient
 from toutates.repositories.hub.layout import hub_model
-from toutates.repositories.pace import LEAST_RATE
+from toutates.repositories.pace import USUAL, Patience
 from toutates.repositories.s3.keys import ModelFiles, S3Object
 from toutates.repositories.s3.repository import S3Repository
 from toutates.repositories.specification import HubSpecification
@@ -23,14 +23,14 @@ class HubRepository(S3Repository):
     Args:
         specification: the model.
         cache: gets its files; may be shared with other repositories.
-        least_rate: see Pace.
+        patience: how long is waited.
 
     Raises:
         ConfigurationError: huggingface_hub is missing.
     """
 
-    def __init__(self, specification: HubSpecification, cache: ModelCache, least_rate: int = LEAST_RATE) -> None:
-        super().__init__(specification, cache, HubClient(specification, cache.stopping, least_rate))
+    def __init__(self, specification: HubSpecification, cache: ModelCache, patience: Patience = USUAL) -> None:
+        super().__init__(specification, cache, HubClient(specification, cache.stopping, patience), patience)
         self._asked = specification
 
     def scan(self, only: Collection[str] | None = None) -> list[ModelFolder]:

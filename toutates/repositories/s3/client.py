@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from toutates.repositories.cloud_credentials import S3Credentials, s3_credentials
-from toutates.repositories.pace import CHUNK, LEAST_RATE, Pace, TooSlow, paced_pools
+from toutates.repositories.pace import CHUNK, USUAL, Pace, Patience, TooSlow, paced_pools
 from toutates.repositories.s3.keys import S3Object
 from toutates.repositories.s3.store import ObjectChanged
 from toutates.repositories.specification import BucketSpecification
@@ -56,7 +56,7 @@ class S3Client:
         specification: what the operator asked for.
         connections: how many threads will read at once.
         stopping: once it is set, no request is sent, nor tried again.
-        least_rate: see Pace.
+        patience: how long is waited.
 
     Raises:
         ConfigurationError: boto3 is not installed, or cannot be set up like this.
@@ -67,11 +67,11 @@ class S3Client:
         specification: BucketSpecification,
         connections: int,
         stopping: threading.Event,
-        least_rate: int = LEAST_RATE,
+        patience: Patience = USUAL,
     ) -> None:
         self._specification = specification
         self._stopping = stopping
-        self._least_rate = least_rate
+        self._patience = patience
         self._lock = threading.Lock()
         #: urllib3's responses whose contents are being read, with the key of the object
         self._responses: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
@@ -127,7 +127,7 @@ class S3Client:
             raise self._unusable(f"boto3 cannot be set up: {_shown(error)}", remedy) from error
         # Heads and listings too, which are read where no event tells of them.
         pools = self._client._endpoint.http_session._pool_classes_by_scheme
-        pools.update(paced_pools(pools, least_rate))
+        pools.update(paced_pools(pools, patience))
         self._transfers: Any = create_transfer_manager(
             self._client,
             TransferConfig(
@@ -262,7 +262,7 @@ class S3Client:
             return
         answer, parsed = response
         if "Body" in parsed:
-            parsed["Body"] = self._body_of(_Paced(answer.raw, self._least_rate), answer.headers.get("content-length"))
+            parsed["Body"] = self._body_of(_Paced(answer.raw, self._patience), answer.headers.get("content-length"))
         with self._lock:
             self._responses[answer.raw] = request_dict["context"]["toutates_key"]
             if parsed.get("ServerSideEncryption", "").startswith("aws:kms") or "SSECustomerAlgorithm" in parsed:
@@ -331,12 +331,12 @@ class _Paced:
 
     Args:
         raw: urllib3's response.
-        least_rate: see Pace.
+        patience: how long is waited.
     """
 
-    def __init__(self, raw: Any, least_rate: int) -> None:
+    def __init__(self, raw: Any, patience: Patience) -> None:
         self._raw = raw
-        self._chunks = Pace(least_rate).chunks(raw.read1)
+        self._chunks = Pace(patience).chunks(raw.read1)
 
     def read(self, size: int | None = None) -> bytes:
         """The next piece; CHUNK bytes or less, whatever the size; empty at the end."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
@@ -14,6 +13,7 @@ from toutates.models.repository import ModelFolder
 from toutates.repositories.cache.model_cache import ModelCache
 from toutates.repositories.interface import Progress, Recalled, RepositoryStatistics, fingerprint_of
 from toutates.repositories.obtaining import as_found
+from toutates.repositories.pace import USUAL, Patience
 from toutates.repositories.s3.download import Downloads
 from toutates.repositories.s3.keys import ModelFiles, S3Object, file_among, models_among
 from toutates.repositories.s3.listings import KeptListing, Listings
@@ -29,7 +29,6 @@ logger = logging.getLogger(__name__)
 
 #: Downloads of one model that are tried while its objects change.
 _ATTEMPTS: Final = 5
-_FIRST_WAIT: Final = 0.2  # seconds, doubled each time, and up to twice that at random
 
 
 class S3Repository:
@@ -39,9 +38,16 @@ class S3Repository:
         specification: the bucket and prefix.
         cache: gets its files; may be shared with other repositories.
         client: lists and reads it.
+        patience: how long is waited while a model's objects change.
     """
 
-    def __init__(self, specification: RemoteSpecification, cache: ModelCache, client: ObjectStore) -> None:
+    def __init__(
+        self,
+        specification: RemoteSpecification,
+        cache: ModelCache,
+        client: ObjectStore,
+        patience: Patience = USUAL,
+    ) -> None:
         self.name = specification.url
         self._asked_by = specification.flag
         self._bucket_url = specification.bucket_url
@@ -50,6 +56,7 @@ class S3Repository:
         self._file, self._model = specification.file, specification.model_name
         self._cache = cache
         self._client = client
+        self._patience = patience
         self._place = f"{specification.bucket_url} at {client.endpoint}"
         self._downloads = Downloads(self._client, cache, self._place)
         self._listings = Listings(cache.root, self._place)
@@ -162,7 +169,7 @@ class S3Repository:
         for attempt in range(_ATTEMPTS):
             if attempt:
                 logger.info("model '%s' is listed again: %s", folder.name, problem)
-                self._cache.stopping.wait(_FIRST_WAIT * 2 ** (attempt - 1) * (1 + random.random()))
+                self._cache.stopping.wait(self._patience.wait_s(attempt))
                 files = self._list(folder)
             try:
                 if versions is not None:

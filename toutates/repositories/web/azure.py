@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from xml.etree import ElementTree
 
 from toutates.repositories.cloud_credentials import azure_credentials
-from toutates.repositories.pace import LEAST_RATE
+from toutates.repositories.pace import USUAL, Patience
 from toutates.repositories.s3.download import THREADS
 from toutates.repositories.s3.keys import S3Object
 from toutates.repositories.specification import BucketSpecification
@@ -46,14 +46,14 @@ class AzureStore:
     Args:
         specification: what the operator asked for.
         stopping: once it is set, no request is sent, nor tried again.
-        least_rate: see Pace.
+        patience: how long is waited.
 
     Raises:
         ConfigurationError: the environment, or Triton's file of credentials, cannot be used.
     """
 
     def __init__(
-        self, specification: BucketSpecification, stopping: threading.Event, least_rate: int = LEAST_RATE
+        self, specification: BucketSpecification, stopping: threading.Event, patience: Patience = USUAL
     ) -> None:
         host, _, self._container = specification.bucket.partition("/")
         account = host.partition(".")[0]
@@ -71,9 +71,7 @@ class AzureStore:
         self._endpoint = service or f"https://{host if '.' in host else host + _SUFFIX}"
         self._sas = ""
         self._authorize = self._chosen(specification, account)
-        self._client = HttpClient(
-            self._asked, self._explain, stopping, THREADS + 2, self._authorize, least_rate=least_rate
-        )
+        self._client = HttpClient(self._asked, self._explain, stopping, THREADS + 2, self._authorize, patience=patience)
 
     def _chosen(self, specification: BucketSpecification, account: str) -> Authorize:
         """By Triton's file, by the account's key, by a SAS token, or by an identity; the first that is there."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import re
 import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from importlib import resources
 from types import MappingProxyType
@@ -22,7 +22,7 @@ from typing import Any, Final, NoReturn
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from toutates.repositories.pace import CHUNK, LEAST_RATE, Pace, paced_pools
+from toutates.repositories.pace import CHUNK, USUAL, Pace, Patience, paced_pools
 from toutates.repositories.s3.keys import S3Object
 from toutates.repositories.s3.store import ObjectChanged
 from toutates.repositories.web.redirects import MAX_REDIRECTS, followed, origin
@@ -33,11 +33,8 @@ __all__ = ["Asked", "HttpClient", "Refused", "tls_context"]
 
 _CONNECT_SECONDS: Final = 5.0
 _READ_SECONDS: Final = 20.0
-#: For a short content as a whole, which could come a byte at a time.
-_WHOLE_SECONDS: Final = 60.0
-#: Requests that fail one after the other without a byte of content between them, and how long the next one waits.
+#: Requests that fail one after the other without a byte of content between them.
 _ATTEMPTS: Final = 4
-_FIRST_WAIT: Final = 0.2  # seconds, doubled each time, and up to twice that at random
 _MAX_REFUSAL: Final = 16_384  # bytes that are read of an answer without a content for us
 _MAX_SHOWN: Final = 300  # characters of a text that is not ours
 _URL: Final = re.compile(r"\b\w+://\S+|(?<=url: )\S+")
@@ -94,7 +91,7 @@ class HttpClient:
         stopping: once it is set, no request is sent, nor tried again.
         connections: how many threads will read at once.
         authorize: see Authorize. What it gives is sent to the host of the request alone, and no further.
-        least_rate: see Pace.
+        patience: how long is waited.
     """
 
     def __init__(
@@ -105,7 +102,7 @@ class HttpClient:
         connections: int,
         authorize: Authorize = lambda method, url, headers: _NO_HEADERS,
         *,
-        least_rate: int = LEAST_RATE,
+        patience: Patience = USUAL,
     ) -> None:
         import urllib3
 
@@ -114,7 +111,8 @@ class HttpClient:
         self._explain = explain
         self._stopping = stopping
         self._authorize = authorize
-        self._least_rate = least_rate
+        self._patience = patience
+        self._of_heads = replace(patience, least_rate=0)  # contents have their own, or are short: see `_short`
         self._lock = threading.Lock()
         #: answers that are being read
         self._answers: set[Any] = set()
@@ -202,7 +200,7 @@ class HttpClient:
         shown = _without_query(url)
         problem = f"{found.key!r} cannot be read"
         summed = digest() if digest else None
-        pace = Pace(self._least_rate)
+        pace = Pace(self._patience)
         at, furthest, failures, validator = 0, 0, 0, ""
         while at < found.size:
             asking = dict(headers)
@@ -305,13 +303,13 @@ class HttpClient:
             TimeoutError: it takes too long.
         """
         body = bytearray()
-        end = time.monotonic() + _WHOLE_SECONDS
+        end = time.monotonic() + self._patience.whole_s
         # As it comes: what waits for a certain number of bytes would wait for a byte at a time, each just in time.
         while len(body) <= limit and (piece := answer.read1(CHUNK, decode_content=False)):
             self._check_stopping()
             body += piece
             if time.monotonic() > end:
-                raise TimeoutError(f"it takes longer than {_WHOLE_SECONDS:g} s")
+                raise TimeoutError(f"it takes longer than {self._patience.whole_s:g} s")
         return bytes(body)
 
     def _refuse(self, answer: Any, by: tuple[str, str, int]) -> NoReturn:
@@ -342,7 +340,7 @@ class HttpClient:
                         named, proxy_headers=signed if parts.username else None, **self._settings
                     )
                 made = self._pools[proxy]
-                made.pool_classes_by_scheme = paced_pools(made.pool_classes_by_scheme, 0)  # only heads: see `_short`
+                made.pool_classes_by_scheme = paced_pools(made.pool_classes_by_scheme, self._of_heads)
             return self._pools[proxy], bool(proxy)
 
     def _check_stopping(self) -> None:
@@ -357,7 +355,7 @@ class HttpClient:
             ) from error
         if failures >= _ATTEMPTS:
             raise self._asked.unreachable(problem, error) from error
-        self._stopping.wait(_FIRST_WAIT * 2 ** (failures - 1) * (1 + random.random()))
+        self._stopping.wait(self._patience.wait_s(failures))
         self._check_stopping()
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
-from toutates.repositories.pace import LEAST_RATE
+from toutates.repositories.pace import USUAL, Patience
 from toutates.repositories.s3.download import THREADS
 from toutates.repositories.s3.keys import S3Object
 from toutates.repositories.s3.store import ObjectChanged
@@ -97,15 +97,15 @@ class WebStore:
     Args:
         specification: a folder, or a graph in one.
         stopping: once it is set, no request is sent, nor tried again.
-        least_rate: see Pace.
+        patience: how long is waited.
     """
 
     def __init__(
-        self, specification: BucketSpecification, stopping: threading.Event, least_rate: int = LEAST_RATE
+        self, specification: BucketSpecification, stopping: threading.Event, patience: Patience = USUAL
     ) -> None:
         self._asked = Asked(specification.flag, specification.url, "a web server", "the URL, the network, HTTPS_PROXY")
         self._client = HttpClient(
-            self._asked, explained, stopping, THREADS + 2, netrc_password(self._asked), least_rate=least_rate
+            self._asked, explained, stopping, THREADS + 2, netrc_password(self._asked), patience=patience
         )
         self._endpoint = specification.bucket_url
         self._graph = specification.prefix + specification.file if specification.file else ""

@@ -15,7 +15,7 @@ from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 from toutates.repositories.cloud_credentials import google_credentials
-from toutates.repositories.pace import LEAST_RATE
+from toutates.repositories.pace import USUAL, Patience
 from toutates.repositories.s3.download import THREADS
 from toutates.repositories.s3.keys import S3Object
 from toutates.repositories.s3.store import ObjectChanged
@@ -26,7 +26,7 @@ from toutates.repositories.web.listing import MAX_PAGE, listed, listed_object
 
 __all__ = ["GoogleStore"]
 
-_ENDPOINT: Final = "https://storage.googleapis.com"
+ENDPOINT: Final = "https://storage.googleapis.com"
 #: Names an emulator, as for Google's own clients. It is asked without credentials.
 _EMULATOR: Final = "STORAGE_EMULATOR_HOST"
 _PROBLEM: Final = "it cannot be listed"
@@ -39,22 +39,27 @@ class GoogleStore:
     Args:
         specification: what the operator asked for.
         stopping: once it is set, no request is sent, nor tried again.
-        least_rate: see Pace.
+        patience: how long is waited.
+        endpoint: the service's URL, where no emulator is named.
 
     Raises:
         ConfigurationError: google-auth is not installed, or Triton's file of credentials cannot be used.
     """
 
     def __init__(
-        self, specification: BucketSpecification, stopping: threading.Event, least_rate: int = LEAST_RATE
+        self,
+        specification: BucketSpecification,
+        stopping: threading.Event,
+        patience: Patience = USUAL,
+        endpoint: str = ENDPOINT,
     ) -> None:
         emulator = os.environ.get(_EMULATOR, "").rstrip("/")
-        self._endpoint = (emulator if "://" in emulator else f"http://{emulator}") if emulator else _ENDPOINT
+        self._endpoint = (emulator if "://" in emulator else f"http://{emulator}") if emulator else endpoint
         check = f"the network and {_EMULATOR}" if emulator else "the network and HTTPS_PROXY"
         self._asked = Asked(specification.flag, specification.url, "Google Cloud Storage", check)
         self._bucket = specification.bucket
         self._token: GoogleToken | None = None
-        more: dict[str, Any] = {"least_rate": least_rate}
+        more: dict[str, Any] = {"patience": patience}
         if not emulator:
             self._token = more["authorize"] = GoogleToken(self._asked, google_credentials(specification, os.environ))
         self._client = HttpClient(self._asked, self._explain, stopping, THREADS + 2, **more)
