@@ -20,7 +20,7 @@ from toutates.access.callers import Caller
 from toutates.access.gate import Gate
 from toutates.access.rules import read_rules
 from toutates.access.worker_gate import Visit, WorkerGate
-from toutates.h2grpc.header_field import HeaderField
+from toutates.h2grpc.header_field import make_field
 from toutates.h2grpc.request_head import RequestHead
 from toutates.system.errors import ConfigurationError, Forbidden, QuotaExceeded, Unauthenticated
 
@@ -184,14 +184,14 @@ def test_workers_ask_again_when_a_token_ends(gate: Gate, clock: Clock) -> None:
     field = bearer(token(exp=int(NOW_S) + 60, scope="inference"))
     worker = WorkerGate(gate, clock)
     visit = Visit(worker, field, "inference")
-    heads = RequestHead((HeaderField(b"te", b"trailers"), HeaderField(b"authorization", field)))
+    heads = RequestHead((make_field(b"te", b"trailers"), make_field(b"authorization", field)))
     assert worker.caller_of_head(heads) is visit.caller
     clock.pass_s(71)
     with pytest.raises(Unauthenticated, match="it has expired"):
         worker.caller_of_head(heads)
     with pytest.raises(Unauthenticated, match="it has expired"):
         visit.caller  # noqa: B018  # asks
-    twice = RequestHead((HeaderField(b"authorization", field),) * 2)
+    twice = RequestHead((make_field(b"authorization", field),) * 2)
     with pytest.raises(Unauthenticated, match="more than once"):
         worker.caller_of_head(twice)
 

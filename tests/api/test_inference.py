@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from toutates.api.grpc.inference import GrpcTransport, model_infer
-from toutates.h2grpc import HeaderField, Limits, Status
+from toutates.h2grpc import Limits, Status, make_field
 from toutates.infer.service import InferService
 from toutates.infer.tracing.settings import TraceSetting, TraceSettings, read_changes
 from toutates.infer.tracing.tracer import WorkerTraces
@@ -24,7 +24,7 @@ class Asked:
 
     def __init__(self, *fields: tuple[bytes, bytes]) -> None:
         self.head: Any = self
-        self.fields = [HeaderField(name, value) for name, value in fields]
+        self.fields = [make_field(name, value) for name, value in fields]
         self.buffer, self.start, self.end = b"", 0, 0
         self.context: Any = None
         self.link = None
@@ -76,7 +76,7 @@ def test_headers_that_record_the_trace_have_a_handler_of_their_own(fields: Any, 
         infer, WorkerTraces(worker, infer.observer, TraceSettings(TraceSetting()), lambda record: None)
     )
     assert method.variant is not None
-    variant = method.variant([HeaderField(*field) for field in fields])
+    variant = method.variant([make_field(*field) for field in fields])
     assert (variant is not None) is varies
 
 
@@ -92,7 +92,7 @@ def test_a_caller_that_records_the_trace_is_observed_while_traces_are_on() -> No
     traces = WorkerTraces(worker, infer.observer, settings, records.append)
     method = model_infer(infer, traces)
     assert method.variant is not None
-    variant = method.variant([HeaderField(b"traceparent", SAMPLED)])
+    variant = method.variant([make_field(b"traceparent", SAMPLED)])
     assert variant is not None
     assert variant.unary is not None
     for levels in (["OFF"], ["TIMESTAMPS"]):

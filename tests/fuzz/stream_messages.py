@@ -19,7 +19,7 @@ from unittest.mock import patch
 from toutates.api.dataplane.readiness import Readiness
 from toutates.api.grpc import stream_infer
 from toutates.api.grpc.stream_infer import InferStreams
-from toutates.h2grpc import HeaderField
+from toutates.h2grpc import make_field
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 from toutates.system.errors import ExecutionFailed, InvalidRequest, MalformedMessage
 
@@ -66,7 +66,7 @@ class World:
         )
         connection = SimpleNamespace(take_message=self._take, keep_message=self._keep_message, keep=self._keep)
         link = SimpleNamespace(connection=connection, congested=False, unsent=b"", unsent_bytes=0)
-        field = HeaderField(b"triton_grpc_error", b"true")
+        field = make_field(b"triton_grpc_error", b"true")
         head = SimpleNamespace(timeout_ns=None, fields=[field] if fails_as_a_whole else [])
         responder = SimpleNamespace(send_headers=lambda call: None, send=self._send, finish=self._finish)
         self.call: Any = Call(

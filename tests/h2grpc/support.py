@@ -114,7 +114,7 @@ class Judge:
     asked: list[bytes] = field(default_factory=list)
 
     def __call__(self, fields: Sequence[HeaderField], size: int) -> tuple[Verdict, int]:
-        path = next(one.value for one in fields if one.name == b":path")
+        path = next(one[1] for one in fields if one[0] == b":path")
         self.asked.append(path)
         verdict = Verdict(
             max_body_size=10_000_000 if path in (b"/large", b"/memory") else 1_000,

@@ -106,12 +106,12 @@ class Visit:
 
 
 def authorization_of(fields: Iterable[Any]) -> bytes | None:
-    """The value of ``authorization`` among header fields with ``name`` and ``value``; None without one.
+    """The value of ``authorization`` among header fields, ``h2grpc.HeaderField``; None without one.
 
     Raises:
         Unauthenticated: there are several.
     """
-    found = [field.text for field in fields if field.name == b"authorization"]
+    found = [field[1].strip(b" \t") for field in fields if field[0] == b"authorization"]
     if len(found) > 1:
         raise Unauthenticated("the field 'Authorization' is there more than once")
     return found[0] if found else None

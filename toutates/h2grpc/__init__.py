@@ -18,7 +18,7 @@ from toutates.h2grpc.events import (
     RequestEnded,
     StreamOpened,
 )
-from toutates.h2grpc.header_field import HeaderField
+from toutates.h2grpc.header_field import HeaderField, make_field, text_of, texts_of
 from toutates.h2grpc.limits import Limits
 from toutates.h2grpc.method import (
     Guard,
@@ -63,5 +63,8 @@ __all__ = [
     "StreamOpened",
     "UnaryHandler",
     "Variant",
+    "make_field",
     "method_table",
+    "text_of",
+    "texts_of",
 ]

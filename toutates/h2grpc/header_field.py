@@ -6,11 +6,12 @@ The dynamic table holds these objects, so a field that a client sends by its ind
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Final, TypeAlias
 
-__all__ = ["FIELD_BYTES", "TIMEOUT", "HeaderField", "Pair", "complaint"]
+__all__ = ["FIELD_BYTES", "TIMEOUT", "HeaderField", "Pair", "complaint", "make_field", "text_of", "texts_of"]
 
-#: Bytes that a field takes at most beside those that it counts for (``HeaderField.size``), as objects: itself, its
+#: Bytes that a field takes at most beside those that it counts for (``HeaderField``), as objects: itself, its
 #: name, its value, its stand-in, and its place in a header list.
 FIELD_BYTES: Final = 160
 
@@ -38,35 +39,35 @@ _VALUE = re.compile(rb"(?![ \t])[^\x00\r\n]*(?<![ \t])")
 _LENIENT_VALUE = re.compile(rb"[^\x00\r\n]*")
 
 
-class HeaderField:
-    """A field of a header list. Header lists and the dynamic table share it, so it is never changed.
+#: A field of a header list: name and value as received; the bytes that it counts for, by RFC 7541 section 4.1; and its
+#: stand-in, a field for which a request gets the same verdict: this field itself, one constant for every well-formed
+#: ``grpc-timeout``, or another one for all fields that verdicts do not depend on. So calls that differ only in their
+#: deadlines and metadata have the same stand-ins.
+#:
+#: A plain tuple, because strangers have the server keep millions of them: Python's garbage collector looks at a tuple
+#: of bytes, numbers and such tuples once, and never again, and at an object of a class each time.
+HeaderField: TypeAlias = tuple[bytes, bytes, int, Pair]
 
-    Attributes:
-        name: as received.
-        value: as received.
-        size: bytes that the field counts for, by RFC 7541 section 4.1.
-        stand_in: a field for which a request gets the same verdict: this field itself, one constant for every
-            well-formed ``grpc-timeout``, or another one for all fields that verdicts do not depend on. So calls that
-            differ only in their deadlines and metadata have the same stand-ins.
-    """
 
-    __slots__ = ("name", "size", "stand_in", "value")
+def make_field(name: bytes, value: bytes) -> HeaderField:
+    """A field with this name and value."""
+    if name in _DECISIVE or not (_REGULAR_NAME.fullmatch(name) and _LENIENT_VALUE.fullmatch(value)):
+        stand_in = name, value
+    elif name == b"grpc-timeout":
+        stand_in = TIMEOUT
+    else:
+        stand_in = _OTHER
+    return name, value, len(name) + len(value) + 32, stand_in
 
-    def __init__(self, name: bytes, value: bytes) -> None:
-        self.name = name
-        self.value = value
-        self.size = len(name) + len(value) + 32
-        if name in _DECISIVE or not (_REGULAR_NAME.fullmatch(name) and _LENIENT_VALUE.fullmatch(value)):
-            self.stand_in: Pair = (name, value)
-        elif name == b"grpc-timeout":
-            self.stand_in = TIMEOUT
-        else:
-            self.stand_in = _OTHER
 
-    @property
-    def text(self) -> bytes:
-        """The value without the blanks around it."""
-        return self.value.strip(b" \t")
+def text_of(field: HeaderField) -> bytes:
+    """The value without the blanks around it."""
+    return field[1].strip(b" \t")
+
+
+def texts_of(fields: Iterable[HeaderField], name: bytes) -> list[bytes]:
+    """The same of all fields with a name."""
+    return [text_of(field) for field in fields if field[0] == name]
 
 
 def complaint(field: Pair) -> str:

@@ -15,7 +15,7 @@ from hpack.table import HeaderTable
 
 from toutates.h2grpc.faults import ConnectionFault
 from toutates.h2grpc.frames import DEFAULT_HEADER_TABLE_SIZE, ErrorCodes
-from toutates.h2grpc.header_field import FIELD_BYTES, HeaderField
+from toutates.h2grpc.header_field import FIELD_BYTES, HeaderField, make_field
 from toutates.h2grpc.huffman import decode_huffman
 
 __all__ = ["HeaderBlockError", "HpackDecoder"]
@@ -25,7 +25,7 @@ MAX_INTEGER_OCTETS: Final = 5
 
 #: By their index, which begins at 1 (RFC 7541 appendix A).
 _STATIC_FIELDS: Final = {
-    index: HeaderField(name, value) for index, (name, value) in enumerate(HeaderTable.STATIC_TABLE, 1)
+    index: make_field(name, value) for index, (name, value) in enumerate(HeaderTable.STATIC_TABLE, 1)
 }
 _FIRST_DYNAMIC: Final = len(_STATIC_FIELDS) + 1
 
@@ -117,7 +117,7 @@ class HpackDecoder:
             else:  # literal without indexing, or never indexed (sections 6.2.2 and 6.2.3)
                 field, at = self._read_literal(block, at, octet & 0x0F, 0x0F)
             fields.append(field)
-            size += field.size
+            size += field[2]
             if size > max_list_size:
                 raise HeaderBlockError(f"header list exceeds {max_list_size} bytes", hostile=True)
         return fields, size
@@ -127,12 +127,12 @@ class HpackDecoder:
         if index == prefix:
             index, at = _read_integer(block, at, prefix)
         if index:
-            name = self._entry(index).name
+            name = self._entry(index)[0]
         else:
             name, at = _read_string(block, at)
         value, at = _read_string(block, at)
-        field = HeaderField(name, value)
-        self.made_bytes += field.size + FIELD_BYTES
+        field = make_field(name, value)
+        self.made_bytes += field[2] + FIELD_BYTES
         return field, at
 
     def _entry(self, index: int) -> HeaderField:
@@ -142,11 +142,11 @@ class HpackDecoder:
             raise ValueError(f"Invalid table index {index}") from None
 
     def _insert(self, field: HeaderField) -> None:
-        if field.size > self.max_table_size and not self.entries:
+        if field[2] > self.max_table_size and not self.entries:
             return  # The table does not change, so a client that sets its size to 0 can be remembered all the same.
         self.table_changes += 1
         self.entries.appendleft(field)
-        self.table_size += field.size
+        self.table_size += field[2]
         if self.table_size > self.max_table_size:
             self._evict()
 
@@ -161,7 +161,7 @@ class HpackDecoder:
     def _evict(self) -> None:
         # An entry larger than the table leaves it empty, itself included (RFC 7541 section 4.4).
         while self.table_size > self.max_table_size:
-            self.table_size -= self.entries.pop().size
+            self.table_size -= self.entries.pop()[2]
 
 
 def _read_integer(block: bytes, at: int, prefix: int) -> tuple[int, int]:

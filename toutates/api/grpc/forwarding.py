@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from toutates.h2grpc import HeaderField
+from toutates.h2grpc import HeaderField, text_of
 from toutates.infer.call import Handler
 from toutates.protocol.grpc_service_pb2 import ModelInferRequest
 from toutates.protocol.rest.parameters import add_forwarded, matching_fields
@@ -80,7 +80,7 @@ class _Memory:
     def _make(self, fields: Sequence[HeaderField]) -> bytes:
         values: dict[str, str] = {}
         for field in fields:
-            name, value = field.name.decode("ascii"), field.text.decode("latin-1")
+            name, value = field[0].decode("ascii"), text_of(field).decode("latin-1")
             if not _OF_GRPC.match(name):
                 values[name] = f"{values[name]}, {value}" if name in values else value  # RFC 9110 section 5.3
         message = ModelInferRequest()

@@ -16,7 +16,7 @@ from hmac import compare_digest
 
 from toutates.access.pages import WebPages
 from toutates.api.restrictions import CHANGES, RestrictedProtocol
-from toutates.h2grpc import GrpcError, Guard, HeaderField, Method, Status
+from toutates.h2grpc import GrpcError, Guard, HeaderField, Method, Status, text_of, texts_of
 from toutates.system.errors import Forbidden
 
 __all__ = ["closed_to_pages", "restricted"]
@@ -50,7 +50,7 @@ def closed_to_pages(methods: Iterable[Method], web: WebPages) -> Iterator[Method
 
 def _for_pages(web: WebPages, inner: Guard | None) -> Guard:
     def guard(fields: Sequence[HeaderField]) -> GrpcError | None:
-        texts = {field.name.decode("latin-1"): field.text.decode("latin-1") for field in fields}
+        texts = {field[0].decode("latin-1"): text_of(field).decode("latin-1") for field in fields}
         texts.setdefault("host", texts.get(":authority", ""))
         try:
             web.check_change(texts)
@@ -67,7 +67,7 @@ def guard_of(restriction: RestrictedProtocol) -> Guard:
     refusal = GrpcError(Status.UNAVAILABLE, f"This protocol is restricted, expecting header '{restriction.header}'")
 
     def guard(fields: Sequence[HeaderField]) -> GrpcError | None:
-        given = [field.text for field in fields if field.name == name]
+        given = texts_of(fields, name)
         # All values are compared, also after one that matches: the time taken must not tell which one did.
         return None if any([compare_digest(candidate, value) for candidate in given]) else refusal
 

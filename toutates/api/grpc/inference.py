@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from toutates.api.grpc.forwarding import Forward, forward_nothing
 from toutates.api.grpc.statuses import STATUSES
-from toutates.h2grpc import Call, HeaderField, MessageReceived, Method, Status
+from toutates.h2grpc import Call, HeaderField, MessageReceived, Method, Status, texts_of
 from toutates.infer.reading import request_id
 from toutates.infer.service import InferService
 from toutates.infer.tracing.context import parse_traceparent
@@ -80,7 +80,7 @@ def model_infer(infer: InferService, traces: WorkerTraces, forward: Forward = fo
     observed = replace(plain, unary=handle)
 
     def variant(fields: Sequence[HeaderField]) -> Method | None:
-        values = [field.text for field in fields if field.name == b"traceparent"]
+        values = texts_of(fields, b"traceparent")
         context = parse_traceparent(values[0].decode("latin-1")) if len(values) == 1 else None
         return observed if context is not None and context.sampled else None
 
@@ -88,4 +88,4 @@ def model_infer(infer: InferService, traces: WorkerTraces, forward: Forward = fo
 
 
 def _joined(fields: Sequence[HeaderField], name: bytes) -> str:
-    return ",".join([field.text.decode("latin-1") for field in fields if field.name == name])
+    return ",".join([text.decode("latin-1") for text in texts_of(fields, name)])

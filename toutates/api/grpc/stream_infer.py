@@ -25,7 +25,7 @@ from toutates.api.dataplane.readiness import Readiness
 from toutates.api.grpc.forwarding import Forward, forward_nothing
 from toutates.api.grpc.statuses import STATUSES
 from toutates.engine import open_request
-from toutates.h2grpc import Buffer, Call, HeaderField, MessageReceived, Method, Responder, Status
+from toutates.h2grpc import Buffer, Call, HeaderField, MessageReceived, Method, Responder, Status, texts_of
 from toutates.infer.call import Handler
 from toutates.infer.plan import Plan
 from toutates.infer.streaming import StreamInferService
@@ -89,7 +89,7 @@ def model_stream_infer(
     observed = replace(plain, message=observed_streams.take, half_close=observed_streams.half_close)
 
     def variant(fields: Sequence[HeaderField]) -> Method | None:
-        values = [field.text for field in fields if field.name == b"traceparent"]
+        values = texts_of(fields, b"traceparent")
         context = parse_traceparent(values[0].decode("latin-1")) if len(values) == 1 else None
         return observed if context is not None and context.sampled else None
 
@@ -245,9 +245,7 @@ class InferStream:
         self._half_closed = False
         self._scheduled = False
         self.unusual = False
-        self._fails_as_a_whole = any(
-            field.name == b"triton_grpc_error" and field.text == b"true" for field in call.head.fields
-        )
+        self._fails_as_a_whole = b"true" in texts_of(call.head.fields, b"triton_grpc_error")
         self._responder.send_headers(call)
 
     # --- requests ----------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from toutates.h2grpc.header_field import HeaderField
+from toutates.h2grpc.header_field import HeaderField, text_of
 from toutates.http1 import Head, Limits, Refused
 from toutates.http1.head import CHUNKED
 
@@ -39,7 +39,7 @@ def read_head(fields: Sequence[HeaderField], size: int, limits: Limits) -> Head:
     texts: dict[str, str] = {}
     hosts = 0
     for field in fields:
-        name, value = field.name, field.text
+        name, value = field[0], text_of(field)
         if name == b":method":
             method = value
         elif name == b":path":
@@ -71,7 +71,7 @@ def read_head(fields: Sequence[HeaderField], size: int, limits: Limits) -> Head:
 
 def unread_head(fields: Sequence[HeaderField], refusal: Refused) -> Head:
     """Stands for the head of a request that is refused as it came."""
-    method = next(field.value for field in fields if field.name == b":method")
+    method = next(field[1] for field in fields if field[0] == b":method")
     head = Head("HEAD" if method == b"HEAD" else "", "", {}, http_1_0=False, keep_alive=True)
     head.refusal = refusal.anew()
     return head
