@@ -106,17 +106,18 @@ def answering(
 
 @contextmanager
 def dripping(begins: bytes, goes_on: bytes) -> Iterator[str]:
-    """The URL of a server whose one answer begins so, and goes on so 300 times, a hundred times a second."""
+    """The URL of a server each of whose answers begins so, and goes on so 300 times, a hundred times a second."""
 
     def drip() -> None:
-        with suppress(OSError):
-            peer, _ = listener.accept()
-            with peer:
-                peer.recv(65_536)
-                peer.sendall(begins)
-                for _ in range(300):
-                    peer.sendall(goes_on)
-                    ended.wait(0.01)
+        while not ended.is_set():
+            with suppress(OSError):
+                peer, _ = listener.accept()
+                with peer:
+                    peer.recv(65_536)
+                    peer.sendall(begins)
+                    for _ in range(300):
+                        peer.sendall(goes_on)
+                        ended.wait(0.01)
 
     ended = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
