@@ -250,6 +250,7 @@ class ResetUploads(Attack):
     summary = "messages of 1 MB, each reset after 20 KB"
     limit = "`--limit resets` (200 beyond one of two calls)"
     stops = ("GOAWAY ENHANCE_YOUR_CALM",)
+    connections = 1  # a slow machine makes too few for several: 400 a second are allowed on each
 
     async def strike(self, peer: Peer) -> None:
         await peer.send(greeting())
