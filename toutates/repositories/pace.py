@@ -20,7 +20,7 @@ __all__ = ["CHUNK", "LEAST_RATE", "USUAL", "Pace", "PacedResponse", "Patience", 
 LEAST_RATE: Final = 1024
 #: Bytes of a piece, and seconds after which a smaller one is given out.
 CHUNK: Final = 128 * 1024
-_PATIENCE_S: Final = 1.0
+_PIECE_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Pace:
             pieces: list[bytes] = []
             left, waited_s = CHUNK, 0.0
             try:
-                while left > 0 and waited_s < _PATIENCE_S:
+                while left > 0 and waited_s < _PIECE_S:
                     began = self._clock()
                     piece = read(left)
                     took_s = self._clock() - began

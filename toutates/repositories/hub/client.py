@@ -31,7 +31,7 @@ __all__ = ["HubClient"]
 
 #: Seconds: for connecting, reading, writing, and for a connection of the pool.
 _TIMEOUTS: Final = (5.0, 20.0, 20.0, 20.0)
-#: Requests that fail one after the other without a byte of content between them, and how long the next one waits.
+#: Requests that fail one after the other without a byte of content between them.
 _ATTEMPTS: Final = 4
 _MAX_PAGE: Final = 16 * 2**20  # bytes of one page of a listing; the Hub's have some hundred thousand
 _MAX_OBJECTS: Final = 20_000
